@@ -1,0 +1,1 @@
+"""Configuration dataclasses, their loader, and the exception tree. Importable by every streamer module; no torch."""
