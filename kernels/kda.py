@@ -1,0 +1,129 @@
+"""Kimi Delta Attention: short convolution, gates, and the recurrence token by token (k3-spec §3.3).
+
+Parallel over heads or channels, never over tokens: the order of a head's operations is the order of its tokens, so a
+prompt read in chunks of any size gives the same bits. Letters: T tokens, H heads, d head_dim (keys and values alike).
+"""
+
+import numpy as np
+from numba import njit, prange
+
+from kernels.activation import exp32, sigmoid32, silu32
+from kernels.dot import dot_f32
+from kernels.simd import fma
+
+_L2_EPS = np.float32(1e-6)  # k3-spec §3.3 step 3
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def short_conv(u, history, taps, out, next_history):
+    """Causal depthwise convolution, then SiLU.
+
+    `u` float32 [T, C] are the inputs, `history` float32 [J-1, C] those before them (oldest first), `taps` float32
+    [C, J] (the last tap is the current token). Writes `out` [T, C] and the last J-1 inputs to `next_history`, which
+    must not be `history`.
+    """
+    tokens, channels = u.shape
+    past = history.shape[0]
+    for c in prange(channels):
+        for t in range(tokens):
+            total = np.float32(0.0)
+            for j in range(past + 1):
+                at = t - past + j
+                value = u[at, c] if at >= 0 else history[past + at, c]
+                total = fma(taps[c, j], value, total)
+            out[t, c] = silu32(total)
+        for j in range(past):
+            at = tokens - past + j
+            next_history[j, c] = u[at, c] if at >= 0 else history[past + at, c]
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def normalise_heads(x, scale):
+    """Divide each head of `x` float32 [T, H, d] by sqrt(Σx² + 1e-6) and multiply it by `scale`, in place."""
+    tokens, heads, d = x.shape
+    for t in prange(tokens):
+        for h in range(heads):
+            at = x.ctypes.data + 4 * d * (t * heads + h)
+            factor = scale / np.sqrt(dot_f32(at, at, d) + _L2_EPS)
+            for i in range(d):
+                x[t, h, i] *= factor
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def decay(z, a, dt_bias, lower_bound, alpha):
+    """α = exp(lower_bound · σ(a[h] (z + dt_bias))), a = exp(A_log): z, alpha float32 [T, H, d], dt_bias [H, d]."""
+    tokens, heads, d = z.shape
+    for t in prange(tokens):
+        for h in range(heads):
+            for i in range(d):
+                alpha[t, h, i] = exp32(lower_bound * sigmoid32(a[h] * (z[t, h, i] + dt_bias[h, i])))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def sigmoid_rows(x, out):
+    """σ of float32 [T, H] into `out`: the write strength β."""
+    for t in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            out[t, h] = sigmoid32(x[t, h])
+
+
+@njit(inline="always")
+def _update(state, k, v, alpha, beta, delta):
+    """S ← diag(α) S; S ← S + k (β (v − Sᵀ k))ᵀ, for one head; `delta` float32 [d] is scratch."""
+    d = k.shape[0]
+    for j in range(d):
+        delta[j] = np.float32(0.0)
+    for i in range(d):
+        for j in range(d):
+            state[i, j] *= alpha[i]
+            delta[j] = fma(k[i], state[i, j], delta[j])
+    for j in range(d):
+        delta[j] = beta * (v[j] - delta[j])
+    for i in range(d):
+        for j in range(d):
+            state[i, j] = fma(k[i], delta[j], state[i, j])
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def apply_journal(state, k, v, alpha, beta):
+    """Advance `state` float32 [H, d, d] (key, value) in place by T tokens: k, v, alpha [T, H, d], beta [T, H]."""
+    tokens, heads, d = k.shape
+    for h in prange(heads):
+        delta = np.empty(d, np.float32)
+        for t in range(tokens):
+            _update(state[h], k[t, h], v[t, h], alpha[t, h], beta[t, h], delta)
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def recurrence(state, q, k, v, alpha, beta, out, next_state):
+    """Outputs of T tokens from `state` float32 [H, d, d], which is left as it was.
+
+    q, k, v, alpha, out float32 [T, H, d]; beta [T, H]. o = Sᵀ q reads the updated state. The state after the last
+    token goes to `next_state`, unless that has no heads (a decode step keeps a journal instead: design §5).
+    """
+    tokens, heads, d = k.shape
+    keep = next_state.shape[0] == heads
+    for h in prange(heads):
+        delta = np.empty(d, np.float32)
+        current = next_state[h] if keep else np.empty((d, d), np.float32)
+        current[:, :] = state[h]
+        for t in range(tokens):
+            _update(current, k[t, h], v[t, h], alpha[t, h], beta[t, h], delta)
+            o = out[t, h]
+            for j in range(d):
+                o[j] = np.float32(0.0)
+            for i in range(d):
+                for j in range(d):
+                    o[j] = fma(q[t, h, i], current[i, j], o[j])
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def norm_and_gate(o, weight, eps, gates):
+    """o ← RMS(o; weight) ⊙ σ(gates) per head, in place: `o`, `gates` float32 [T, H, d], `weight` [d]. Norm first."""
+    tokens, heads, d = o.shape
+    for t in prange(tokens):
+        for h in range(heads):
+            at = o.ctypes.data + 4 * d * (t * heads + h)
+            scale = np.float32(1.0) / np.sqrt(dot_f32(at, at, d) / np.float32(d) + eps)
+            for i in range(d):
+                o[t, h, i] = o[t, h, i] * scale * weight[i] * sigmoid32(gates[t, h, i])
