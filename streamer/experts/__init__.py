@@ -1,0 +1,1 @@
+"""Sources of weights: policy + reader + arena. Never does math on weights."""
