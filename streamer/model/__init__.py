@@ -1,0 +1,1 @@
+"""The forward pass. Never opens a file: weights and experts arrive through sources."""

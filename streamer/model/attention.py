@@ -1,0 +1,71 @@
+"""The two attentions of a layer on ragged rows: projections on all rows together, memory per sequence."""
+
+import numpy as np
+
+from kernels import kda as kda_kernels
+from kernels import mla as mla_kernels
+from kernels.activation import exp_vector, gate_by_sigmoid
+from kernels.dense import linear
+from kernels.norm import rms_norm
+from streamer.config.model import KdaConfig, MlaConfig
+from streamer.experts.weights import KdaWeights, MlaWeights
+from streamer.model.batch import Segment
+from streamer.model.state import Journal, KdaState, MlaCache
+
+
+def kda_attention(
+    x: np.ndarray, weights: KdaWeights, config: KdaConfig, eps: float, rows: list[tuple[Segment, KdaState]]
+) -> np.ndarray:
+    """Kimi Delta Attention (k3-spec §3.3) of float32 [R, D]; returns float32 [R, D]. States keep the step pending."""
+    heads, d = config.n_heads, config.head_dim
+    shape = (x.shape[0], heads, d)
+    u = [linear(x, w) for w in (weights.q_proj, weights.k_proj, weights.v_proj)]
+    z = linear(linear(x, weights.f_a_proj), weights.f_b_proj).reshape(shape)
+    alpha = np.empty_like(z)
+    kda_kernels.decay(z, exp_vector(weights.a_log), weights.dt_bias, np.float32(config.gate_lower_bound), alpha)
+    beta = np.empty((x.shape[0], heads), np.float32)
+    kda_kernels.sigmoid_rows(linear(x, weights.b_proj), beta)
+
+    histories = [_convolve(u, weights, segment, state) for segment, state in rows]
+    q, k, v = (inputs.reshape(shape) for inputs in u)
+    kda_kernels.normalise_heads(q, np.float32(d**-0.5))
+    kda_kernels.normalise_heads(k, np.float32(1.0))
+
+    o = np.empty(shape, np.float32)
+    for (segment, state), history in zip(rows, histories, strict=True):
+        at = slice(segment.start, segment.stop)
+        o[at] = state.advance(q[at], Journal(k[at], v[at], alpha[at], beta[at]), history)
+    kda_kernels.norm_and_gate(o, weights.o_norm, np.float32(eps), linear(x, weights.g_proj).reshape(shape))
+    return linear(o.reshape(x.shape[0], -1), weights.o_proj)
+
+
+def _convolve(u: list[np.ndarray], weights: KdaWeights, segment: Segment, state: KdaState) -> np.ndarray:
+    """Replace the rows of q, k, v inputs in `u` by their convolutions; returns the next history [3, taps - 1, C]."""
+    following = np.empty_like(state.history)
+    for index, taps in enumerate((weights.q_conv, weights.k_conv, weights.v_conv)):
+        inputs = u[index][segment.start : segment.stop].copy()
+        out = u[index][segment.start : segment.stop]
+        kda_kernels.short_conv(inputs, state.history[index], taps, out, following[index])
+    return following
+
+
+def mla_attention(
+    x: np.ndarray, weights: MlaWeights, config: MlaConfig, rows: list[tuple[Segment, MlaCache]]
+) -> np.ndarray:
+    """Gated latent attention (k3-spec §3.4) of float32 [R, D]; returns float32 [R, D]. Writes the rows' latents."""
+    count, latent = x.shape[0], config.kv_lora_rank
+    q_latent = rms_norm(linear(x, weights.q_a_proj), weights.q_a_norm, config.latent_norm_eps)
+    q = linear(q_latent, weights.q_b_proj).reshape(count, config.n_heads, config.qk_head_dim)
+    c = linear(x, weights.kv_a_proj)
+    c[:, :latent] = rms_norm(np.ascontiguousarray(c[:, :latent]), weights.kv_a_norm, config.latent_norm_eps)
+
+    o = np.empty((count, config.n_heads, config.v_head_dim), np.float32)
+    scale = np.float32(config.qk_head_dim**-0.5)
+    for segment, cache in rows:
+        at = slice(segment.start, segment.stop)
+        first = segment.position
+        cache.latents[first : first + segment.stop - segment.start] = c[at]
+        mla_kernels.attention(q[at], weights.kv_b_proj, cache.latents, first, scale, o[at])
+    y = o.reshape(count, -1)
+    gate_by_sigmoid(y, linear(x, weights.g_proj))
+    return linear(y, weights.o_proj)
