@@ -1,0 +1,1 @@
+"""Sequences, scheduling, sampling and state. Counts tokens; knows nothing about text."""

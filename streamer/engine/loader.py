@@ -1,0 +1,93 @@
+"""From a checkpoint directory to a running engine: preflight, memory plan, trunk, experts.
+
+Nothing is read from a weight before the whole checkpoint has passed its preflight.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.warmup import warm_up
+from storage.checkpoint import Checkpoint
+from storage.reader import ExpertReader
+from streamer.config.errors import UsageError
+from streamer.config.load import load_model_config
+from streamer.config.model import ModelConfig
+from streamer.config.options import DEFAULT_CONTEXT_TOKENS, EngineOptions
+from streamer.config.tensors import VISION_PREFIXES, expert_tensors, trunk_tensors
+from streamer.engine.engine import Engine
+from streamer.engine.memory import MemoryPlan, plan_memory
+from streamer.engine.threads import start_threads
+from streamer.experts.factory import open_experts
+from streamer.experts.trunk import PinnedTrunk
+from streamer.model.forward import Model
+
+READ_THREADS = 8
+
+Progress = Callable[[str, int, int], None]  # (what, done, total)
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """An engine and what it stands on. `close` gives everything back."""
+
+    engine: Engine
+    checkpoint: Checkpoint
+    memory: MemoryPlan
+    context_tokens: int
+
+    def close(self) -> None:
+        """Stop the readers, free the arena, close the files. Idempotent."""
+        self.engine.model.experts.close()
+        self.checkpoint.close()
+
+
+def load_model(directories: Sequence[Path], options: EngineOptions, progress: Progress | None = None) -> LoadedModel:
+    """Open, check and load a checkpoint. Raises ConfigError, StorageError or UsageError, each a sentence."""
+    config = load_model_config(directories)
+    context_tokens = _context(config, options)
+    experts = expert_tensors(config)
+    checkpoint = Checkpoint.open(directories, trunk_tensors(config), experts, VISION_PREFIXES)
+    try:
+        memory = plan_memory(config, _trunk_bytes(config), experts.expert_bytes, context_tokens, options.slots)
+        start_threads(options.threads)
+        warm_up(_named(progress, "kernels"))
+        trunk = PinnedTrunk(checkpoint, config, _named(progress, "trunk"))
+        source = open_experts(
+            checkpoint.expert_span,
+            config.moe_layers,
+            config.moe.n_experts,
+            experts.expert_bytes,
+            memory.slots_per_layer,
+            ExpertReader(READ_THREADS),
+            _named(progress, "experts"),
+        )
+    except BaseException:
+        checkpoint.close()
+        raise
+    engine = Engine(Model(config, trunk, source), options.prefill_chunk)
+    return LoadedModel(engine, checkpoint, memory, context_tokens)
+
+
+def _context(config: ModelConfig, options: EngineOptions) -> int:
+    limit = config.max_position_embeddings
+    if options.context_tokens is not None and options.context_tokens > limit:
+        raise UsageError(f"--ctx-size {options.context_tokens}: this model was made for at most {limit:,} tokens.")
+    return options.context_tokens or min(limit, DEFAULT_CONTEXT_TOKENS)
+
+
+def _trunk_bytes(config: ModelConfig) -> int:
+    """What the text trunk takes in memory; embedding rows are read on demand, vision is not loaded."""
+    size = {"BF16": 2, "F32": 4, "U8": 1}
+    total = 0
+    for name, spec in trunk_tensors(config).items():
+        if name.startswith("language_model.") and not name.endswith("embed_tokens.weight"):
+            count = 1
+            for extent in spec.shape:
+                count *= extent
+            total += count * size[spec.dtype]
+    return total
+
+
+def _named(progress: Progress | None, what: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(what, done, total)
