@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit, prange
 
 from kernels.activation import situ32
+from kernels.cpu import HAS_VNNI
 from kernels.mxfp4 import GROUP, quantise_row, row_dot
 
 
@@ -66,6 +67,17 @@ def _expert(z, rows, w1, s1, w2, s2, w3, s3, gate_cap, up_cap, out):
             out[m, i] = row_dot(w2[i], s2[i], h[m], h_scale[m])
 
 
+def run_portable(z, rows, tensors, gate_cap, up_cap, out):
+    """Fill `out` float32 [M, latent] on any CPU; `tensors` as from `ExpertShape.split`."""
+    _expert(z, rows, *tensors, gate_cap, up_cap, out)
+
+
+if HAS_VNNI:
+    from kernels.expert_vnni import run as _run
+else:
+    _run = run_portable
+
+
 def expert_mlp(
     z: np.ndarray, rows: np.ndarray, block: np.ndarray, shape: ExpertShape, gate_cap: float, up_cap: float
 ) -> np.ndarray:
@@ -79,7 +91,7 @@ def expert_mlp(
     assert z.shape[1] == shape.latent
     out = np.empty((rows.shape[0], shape.latent), np.float32)
     rows = np.ascontiguousarray(rows)  # np.nonzero returns strided views, which numba would compile anew
-    _expert(z, rows, *shape.split(block), np.float32(gate_cap), np.float32(up_cap), out)
+    _run(z, rows, shape.split(block), np.float32(gate_cap), np.float32(up_cap), out)
     return out
 
 

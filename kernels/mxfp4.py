@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 GROUP = 32  # weights that share a scale byte
-_SPAN = 24  # widest exponent span that is added exactly: 31 bits of group, 24 of shift, 8 of groups fit int64
+SPAN = 24  # widest exponent span that is added exactly: 31 bits of group, 24 of shift, 8 of groups fit int64
 _TOP = np.float32(4194303.0)  # 2^22 - 1: a group of 32 · 12 · 2^22 still fits int32
 TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)  # 2 × value by nibble
 
@@ -45,13 +45,13 @@ def quantise_row(x, q):
 
 @njit(inline="always")
 def row_base(scales):
-    """The exponent to which a row's groups are shifted: its smallest scale byte, or the largest less _SPAN."""
+    """The exponent to which a row's groups are shifted: its smallest scale byte, or the largest less SPAN."""
     low, high = np.int64(255), np.int64(0)
     for g in range(scales.shape[0]):
         e = np.int64(scales[g])
         low = min(low, e)
         high = max(high, e)
-    return max(low, high - _SPAN), high
+    return max(low, high - SPAN), high
 
 
 @njit(inline="always")
