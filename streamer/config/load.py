@@ -178,15 +178,25 @@ def cache_directory() -> Path:
         raise ConfigError("no home directory is known; set XDG_CACHE_HOME to a writable directory") from error
 
 
-def set_kernel_cache() -> None:
-    """Have numba keep compiled kernels in the user's cache directory, before the first kernel is imported.
+def prepare_kernels() -> None:
+    """Set what numba and OpenMP read once, before the first kernel is imported. What the user has set stands.
+
+    Threads that wait must not spin: they would take the cores from reads, from each other's kernels and from every
+    other program (beside one busy process, spinning made a token of k3-nano fifty times slower). Compiled kernels go to
+    the user's cache directory.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if not os.environ.get("NUMBA_CACHE_DIR"):
+        os.environ["NUMBA_CACHE_DIR"] = str(_kernel_cache())
+
+
+def _kernel_cache() -> Path:
+    """A writable directory for compiled kernels.
 
     The directory is named by a hash of all kernel sources: numba itself looks only at the file a kernel stands in, so
     a change of a function that it inlines would go unnoticed. An installation is often read-only, too. Where no cache
-    directory can be written, a temporary one is used. A NUMBA_CACHE_DIR of the user stands.
+    directory can be written, a temporary one is used.
     """
-    if os.environ.get("NUMBA_CACHE_DIR"):
-        return
     sources = sorted(Path(__file__).parents[2].joinpath("kernels").glob("*.py"))
     key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     try:
@@ -196,7 +206,7 @@ def set_kernel_cache() -> None:
             raise PermissionError(directory)
     except (OSError, ConfigError):
         directory = Path(tempfile.gettempdir()) / f"moe-streamer-{os.getuid()}" / key
-    os.environ["NUMBA_CACHE_DIR"] = str(directory)
+    return directory
 
 
 def no_color() -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -303,3 +304,28 @@ def test_thread_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_configuration_is_json_round_trip_safe(values: dict[str, Any]) -> None:
     again = json.loads(json.dumps(values))
     assert parse_model_config(again, "a") == parse_model_config(values, "b")
+
+
+def test_prepare_kernels_sets_what_the_user_has_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load.prepare_kernels()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    cache = Path(os.environ["NUMBA_CACHE_DIR"])
+    assert cache.is_dir()
+    assert cache.parent == tmp_path / "moe-streamer" / "kernels"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/elsewhere")
+    load.prepare_kernels()
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["NUMBA_CACHE_DIR"]) == ("ACTIVE", "/elsewhere")
+
+
+def test_kernels_are_cached_elsewhere_where_no_cache_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    load.prepare_kernels()
+    assert not os.environ["NUMBA_CACHE_DIR"].startswith(str(tmp_path / "file"))
