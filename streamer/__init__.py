@@ -49,6 +49,6 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 
-from streamer.config.load import set_kernel_cache as _set_kernel_cache  # noqa: E402 - after the check
+from streamer.config.load import prepare_kernels as _prepare_kernels  # noqa: E402 - after the check
 
-_set_kernel_cache()
+_prepare_kernels()
