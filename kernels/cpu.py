@@ -3,7 +3,8 @@
 import llvmlite.binding
 from numba import config
 
-_VNNI = ("avx512f", "avx512bw", "avx512vnni")
+_VNNI = frozenset(("avx512f", "avx512bw", "avx512vnni"))
+_WITH_AVX2 = ("haswell", "x86-64-v3")  # names that a user may compile for and that are known here
 
 
 def _features() -> frozenset[str]:
@@ -12,8 +13,9 @@ def _features() -> frozenset[str]:
     if features is not None:
         return frozenset(feature[1:] for feature in features.split(",") if feature.startswith("+"))
     if name is not None:
-        return frozenset()  # what that CPU has only LLVM knows; take the path that runs everywhere
+        return frozenset(("avx2",)) if name in _WITH_AVX2 else frozenset()
     return frozenset(feature for feature, present in llvmlite.binding.get_host_cpu_features().items() if present)
 
 
-HAS_VNNI = all(feature in _features() for feature in _VNNI)
+HAS_VNNI = _features() >= _VNNI
+HAS_AVX2 = "avx2" in _features()

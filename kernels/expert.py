@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit, prange
 
 from kernels.activation import situ32
-from kernels.cpu import HAS_VNNI
+from kernels.cpu import HAS_AVX2, HAS_VNNI
 from kernels.mxfp4 import GROUP, quantise_row, row_dot
 
 
@@ -72,8 +72,8 @@ def run_portable(z, rows, tensors, gate_cap, up_cap, out):
     _expert(z, rows, *tensors, gate_cap, up_cap, out)
 
 
-if HAS_VNNI:
-    from kernels.expert_vnni import run as _run
+if HAS_VNNI or HAS_AVX2:
+    from kernels.expert_simd import run as _run
 else:
     _run = run_portable
 

@@ -161,3 +161,16 @@ def vsum(typingctx, vector):
         return builder.extract_element(value, ir.Constant(_I32, 0))
 
     return types.float32(f32x16), codegen
+
+
+@intrinsic
+def prefetch(typingctx, address):
+    """Ask for the cache line at a byte address; any address is allowed."""
+
+    def codegen(context, builder, signature, args):
+        flags = [ir.Constant(_I32, value) for value in (0, 3, 1)]  # read, keep in all caches, data
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *flags])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), codegen

@@ -1,199 +1,105 @@
-"""Sixteen int32 lanes, or sixty-four bytes, as numba values: the AVX-512 VNNI operations that MXFP4 rows need.
+"""MXFP4 blocks on AVX-512 with VNNI: 64 packed bytes, four 32-groups, byte products added up in int32.
 
-Defining a kernel with these on a CPU that lacks them aborts the process inside LLVM, so ask `kernels.cpu` first.
-Addresses are plain integers; loads may be unaligned. All arithmetic is on integers: nothing here can round.
+`kernels.mxfp4_simd` is written once over the names of this file and of `kernels.avx2`. Defining a kernel with them on a
+CPU without AVX-512 VNNI aborts the process inside LLVM: ask `kernels.cpu` first.
+
+A quarter of the register is exactly one group, and bytes are looked up within quarters: so the scale of a group goes
+into its table, (2 · value) << (exponent − base), and a whole row is one integer dot product.
 """
 
+import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba import njit, types
+from numba.extending import intrinsic
 
-_I8, _I32 = ir.IntType(8), ir.IntType(32)
-_BYTES, _WORDS = ir.VectorType(_I8, 64), ir.VectorType(_I32, 16)
+from kernels.mxfp4 import TWICE_E2M1
+from kernels.registers import (
+    I8,
+    I32,
+    Register,
+    call,
+    load_as,
+    memory_operations,
+    nibble_operations,
+    reduction_operations,
+)
 
+REACH = 4  # exponents in one reading of a row: 12 << 3 = 96 is the most that a byte holds with both signs
+REGISTER_BYTES = 64
+_BIAS = 96  # makes the tables unsigned
+TABLES = np.concatenate([(TWICE_E2M1 << shift) + _BIAS for shift in range(REACH)]).astype(np.uint8)
 
-class Int32x16(types.Type):
-    """Sixteen int32 lanes: a 512-bit register."""
-
-    def __init__(self) -> None:
-        super().__init__(name="int32x16")
-
-
-i32x16 = Int32x16()
-
-
-@register_model(Int32x16)
-class _Int32x16Model(models.PrimitiveModel):
-    def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, _WORDS)
-
-
-def _words(*values):
-    return ir.Constant(_WORDS, [ir.Constant(_I32, value) for value in values])
-
-
-def _call(builder, name, result, args):
-    function_type = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
-
-
-def _splat(builder, scalar):
-    undefined = ir.Constant(_WORDS, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(first, undefined, _words(*[0] * 16))
-
-
-def _shuffle_bytes(builder, table, index):
-    args = [builder.bitcast(table, _BYTES), builder.bitcast(index, _BYTES)]
-    return builder.bitcast(_call(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, args), _WORDS)
+register = Register(REGISTER_BYTES, "llvm.x86.avx512.pshuf.b.512")
+zero, load = memory_operations(register)
+low_nibbles, high_nibbles, look_up = nibble_operations(register)
+lane_sum, byte_min, byte_max, least_and_most = reduction_operations(register)
 
 
 @intrinsic
-def izero(typingctx):
-    """Sixteen zeros."""
+def load_tail(typingctx, address, count):
+    """`count` < 64 bytes at an address, zeros behind them; nothing beyond is touched."""
 
     def codegen(context, builder, signature, args):
-        return ir.Constant(_WORDS, None)
-
-    return i32x16(), codegen
-
-
-@intrinsic
-def iload(typingctx, address):
-    """Sixty-four bytes at a byte address."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[0], _WORDS.as_pointer()), align=1)
-
-    return i32x16(types.intp), codegen
-
-
-@intrinsic
-def iload_tail(typingctx, address, count):
-    """`count` < 64 bytes at a byte address, zeros behind them; nothing beyond is touched."""
-
-    def codegen(context, builder, signature, args):
-        lane = ir.Constant(ir.VectorType(_I8, 64), [ir.Constant(_I8, i) for i in range(64)])
-        undefined = ir.Constant(_BYTES, ir.Undefined)
-        first = builder.insert_element(undefined, builder.trunc(args[1], _I8), ir.Constant(_I32, 0))
-        zeros = ir.Constant(ir.VectorType(_I32, 64), [ir.Constant(_I32, 0)] * 64)
+        lane = ir.Constant(register.bytes, [ir.Constant(I8, i) for i in range(REGISTER_BYTES)])
+        undefined = ir.Constant(register.bytes, ir.Undefined)
+        first = builder.insert_element(undefined, builder.trunc(args[1], I8), ir.Constant(I32, 0))
+        zeros = ir.Constant(ir.VectorType(I32, REGISTER_BYTES), [ir.Constant(I32, 0)] * REGISTER_BYTES)
         mask = builder.icmp_unsigned("<", lane, builder.shuffle_vector(first, undefined, zeros))
-        pointer = builder.inttoptr(args[0], _BYTES.as_pointer())
-        loaded = [pointer, ir.Constant(_I32, 1), mask, ir.Constant(_BYTES, None)]
-        return builder.bitcast(_call(builder, "llvm.masked.load.v64i8.p0", _BYTES, loaded), _WORDS)
+        pointer = builder.inttoptr(args[0], register.bytes.as_pointer())
+        loaded = [pointer, ir.Constant(I32, 1), mask, ir.Constant(register.bytes, None)]
+        return builder.bitcast(call(builder, "llvm.masked.load.v64i8.p0", register.bytes, loaded), register.words)
 
-    return i32x16(types.intp, types.intp), codegen
+    return register(types.intp, types.intp), codegen
 
 
 @intrinsic
-def low_nibbles(typingctx, vector):
-    """The low nibble of every byte."""
+def load_scales(typingctx, address):
+    """The scale bytes of a block's four groups, as an int32."""
+    return types.int32(types.intp), lambda context, builder, signature, args: load_as(builder, args[0], I32)
+
+
+@intrinsic
+def scaling(typingctx, tables, scales, base):
+    """The look-up table of each group, in its quarter: that of its exponent, or of nothing when outside the reach."""
 
     def codegen(context, builder, signature, args):
-        return builder.and_(args[0], _words(*[0x0F0F0F0F] * 16))
+        tables, scales, base = args
+        shift = builder.sub(register.spread_scales(builder, scales), register.splat(builder, base))
+        inside = builder.icmp_unsigned("<", shift, register.repeat(REACH))
+        index = builder.add(builder.shl(shift, register.repeat(2)), register.constant([0, 1, 2, 3] * 4))
+        chosen = call(builder, "llvm.x86.avx512.permvar.si.512", register.words, [tables, index])
+        return builder.select(inside, chosen, register.repeat(0x01010101 * _BIAS))
 
-    return i32x16(i32x16), codegen
-
-
-@intrinsic
-def high_nibbles(typingctx, vector):
-    """The high nibble of every byte, moved down."""
-
-    def codegen(context, builder, signature, args):
-        return builder.and_(builder.lshr(args[0], _words(*[4] * 16)), _words(*[0x0F0F0F0F] * 16))
-
-    return i32x16(i32x16), codegen
+    return register(register, types.int32, types.int32), codegen
 
 
-@intrinsic
-def look_up(typingctx, table, index):
-    """Bytes of `table` by the low four bits of each byte of `index`, within each quarter of the register."""
-
-    def codegen(context, builder, signature, args):
-        return _shuffle_bytes(builder, *args)
-
-    return i32x16(i32x16, i32x16), codegen
+@njit(inline="always")
+def group_table(tables, scale):
+    """The table to look nibbles up in: the one that holds the scale."""
+    return scale
 
 
 @intrinsic
-def dot_bytes(typingctx, total, unsigned, signed):
+def _dot_bytes(typingctx, total, unsigned, signed):
     """total + Σ of four products of unsigned and signed bytes, in each int32 lane (VPDPBUSD: no saturation)."""
 
     def codegen(context, builder, signature, args):
-        total, unsigned, signed = args
-        operands = [total, builder.bitcast(unsigned, _BYTES), builder.bitcast(signed, _BYTES)]
-        return _call(builder, "llvm.x86.avx512.vpdpbusd.512", _WORDS, operands)
+        operands = [args[0], *register.as_bytes(builder, *args[1:])]
+        return call(builder, "llvm.x86.avx512.vpdpbusd.512", register.words, operands)
 
-    return i32x16(i32x16, i32x16, i32x16), codegen
-
-
-@intrinsic
-def load_word(typingctx, address):
-    """The int32 at a byte address."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[0], _I32.as_pointer()), align=1)
-
-    return types.int32(types.intp), codegen
+    return register(register, register, register), codegen
 
 
-@intrinsic
-def group_tables(typingctx, tables, scales, base, other):
-    """The look-up table of four 32-groups, one in each quarter.
-
-    `tables` holds four tables, for exponents base .. base + 3; `scales` four scale bytes in an int32. A group whose
-    exponent is outside gets `other`, a byte repeated in an int32.
-    """
-
-    def codegen(context, builder, signature, args):
-        tables, scales, base, other = args
-        # byte g of the word into every int32 of quarter g, zero-extended (an index with the top bit set gives zero)
-        pattern = _words(*[0x80808000 + quarter for quarter in range(4) for _ in range(4)])
-        spread = _shuffle_bytes(builder, _splat(builder, scales), pattern)
-        shift = builder.sub(spread, _splat(builder, base))
-        inside = builder.icmp_unsigned("<", shift, _words(*[4] * 16))
-        index = builder.add(builder.shl(shift, _words(*[2] * 16)), _words(*[0, 1, 2, 3] * 4))
-        chosen = _call(builder, "llvm.x86.avx512.permvar.si.512", _WORDS, [tables, index])
-        return builder.select(inside, chosen, _splat(builder, other))
-
-    return i32x16(i32x16, types.int32, types.int32, types.int32), codegen
+@njit(inline="always")
+def accumulate(total, low, even, high, odd, scale):
+    """total + Σ (low · even + high · odd), lane by lane."""
+    return _dot_bytes(_dot_bytes(total, low, even), high, odd)
 
 
-@intrinsic
-def isum(typingctx, vector):
-    """Sum of the lanes; the caller knows that it fits an int32."""
-
-    def codegen(context, builder, signature, args):
-        return _call(builder, "llvm.vector.reduce.add.v16i32", _I32, args)
-
-    return types.int32(i32x16), codegen
-
-
-@intrinsic
-def prefetch(typingctx, address):
-    """Ask for the cache line at a byte address; any address is allowed."""
-
-    def codegen(context, builder, signature, args):
-        pointer = builder.inttoptr(args[0], _I8.as_pointer())
-        flags = [ir.Constant(_I32, value) for value in (0, 3, 1)]  # read, keep in all caches, data
-        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *flags])
-        return context.get_dummy_value()
-
-    return types.void(types.intp), codegen
-
-
-@intrinsic
-def least_and_most(typingctx, a, b):
-    """The smallest and the largest byte of two vectors, unsigned, as one int32: largest * 256 + smallest."""
-
-    def codegen(context, builder, signature, args):
-        a, b = (builder.bitcast(arg, _BYTES) for arg in args)
-        least = _call(builder, "llvm.umin.v64i8", _BYTES, [a, b])
-        most = _call(builder, "llvm.umax.v64i8", _BYTES, [a, b])
-        low = _call(builder, "llvm.vector.reduce.umin.v64i8", _I8, [least])
-        high = _call(builder, "llvm.vector.reduce.umax.v64i8", _I8, [most])
-        shifted = builder.shl(builder.zext(high, _I32), ir.Constant(_I32, 8))
-        return builder.or_(shifted, builder.zext(low, _I32))
-
-    return types.int32(i32x16, i32x16), codegen
+@njit(inline="always")
+def row_bias(scales, sums, low, high):
+    """What the bias of the tables adds to a row: `sums` int64 [groups + 1] are Σ q by group, the last one of all."""
+    total = np.int64(0)
+    for step in range(0, high - low + 1, REACH):
+        total += (_BIAS * sums[sums.shape[0] - 1]) << step
+    return total

@@ -1,16 +1,20 @@
-"""The VNNI path gives the bits of the portable one: same integers, whatever the scales, widths and number of rows."""
+"""The SIMD paths give the bits of the portable one: same integers, whatever the scales, widths and number of rows."""
+
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from numerics import same_bits
 
-from kernels.cpu import HAS_VNNI
+from kernels.cpu import HAS_AVX2, HAS_VNNI
 from kernels.expert import ExpertShape, run_portable
 
-if not HAS_VNNI:
-    pytest.skip("no AVX-512 VNNI here", allow_module_level=True)
+if not (HAS_VNNI or HAS_AVX2):
+    pytest.skip("neither AVX-512 VNNI nor AVX2 here", allow_module_level=True)
 
-from kernels import expert_vnni
+from kernels import expert_simd
 
 CAPS = (np.float32(4.0), np.float32(25.0))
 
@@ -18,7 +22,7 @@ CAPS = (np.float32(4.0), np.float32(25.0))
 def both(z: np.ndarray, block: np.ndarray, shape: ExpertShape) -> tuple[np.ndarray, np.ndarray]:
     rows = np.arange(len(z))
     results = []
-    for run in (run_portable, expert_vnni.run):
+    for run in (run_portable, expert_simd.run):
         out = np.empty((len(z), shape.latent), np.float32)
         run(z, rows, shape.split(block), *CAPS, out)
         results.append(out)
@@ -63,8 +67,8 @@ def test_a_nan_scale_is_nan_in_both() -> None:
     block = random_expert(shape, 119, 121)
     shape.split(block)[3][5, 0] = 255  # w2
     z = np.ones((1, 64), np.float32)
-    portable, vnni = both(z, block, shape)
-    assert np.isnan(portable[0]).nonzero()[0].tolist() == np.isnan(vnni[0]).nonzero()[0].tolist() == [5]
+    portable, simd = both(z, block, shape)
+    assert np.isnan(portable[0]).nonzero()[0].tolist() == np.isnan(simd[0]).nonzero()[0].tolist() == [5]
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, 3e38, -3e38, np.inf, np.nan], ids=str)
@@ -73,8 +77,8 @@ def test_activations_at_their_limits(value: float) -> None:
     z = np.random.default_rng(3).standard_normal((4, 128)).astype(np.float32)
     z[:, 7] = value
     z[3] = value
-    portable, vnni = both(z, random_expert(shape, 119, 121), shape)
-    assert np.array_equal(portable, vnni, equal_nan=True)
+    portable, simd = both(z, random_expert(shape, 119, 121), shape)
+    assert np.array_equal(portable, simd, equal_nan=True)
 
 
 def test_saturating_activations_fill_the_accumulators() -> None:
@@ -90,3 +94,13 @@ def test_saturating_activations_fill_the_accumulators() -> None:
         for scales in shape.split(block)[1::2]:
             scales[:, 1:] = 113
         assert same_bits(*both(z, block, shape))
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="this is the AVX2 path already")
+def test_avx2_path_gives_the_same_bits() -> None:
+    """This file again in a process that compiles for a CPU without AVX-512."""
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+    assert run.stdout.count(".") >= 40
