@@ -107,12 +107,17 @@ class LLM:
         )
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[RequestOutput]:
-        """Continue each prompt (text, or token ids); all of them run together. Results in the order of the prompts."""
+        """Continue each prompt (text, or token ids); as many run together as memory has room for states.
+
+        Every prompt is checked before the first token is computed. Results are in the order of the prompts; after
+        `cancel`, those that did not end by themselves say so.
+        """
         runs = [_Run(self, prompt, params or self.default_params()) for prompt in _prompts(prompts)]
-        for run in runs:
-            self.engine.add(run.sequence)
+        waiting = runs[::-1]
         try:
-            while self.engine.running:
+            while waiting or self.engine.running:
+                while waiting and len(self.engine.running) < self.memory.max_sequences:
+                    self.engine.add(waiting.pop().sequence)
                 for sequence in self.engine.step():
                     next(run for run in runs if run.sequence is sequence).advance()
         except Cancelled:
@@ -188,6 +193,8 @@ class _Run:
                 self.stop("stop")
                 break
         self._text.append(shown)
+        if self.finished:
+            self.sequence.state = self._llm.engine.new_state(0)  # the next of many prompts needs the memory
         return shown
 
     def flush(self) -> str:

@@ -14,6 +14,7 @@ from streamer.config.model import ModelConfig
 
 GIB = 2**30
 RESERVE_BYTES = 512 * 2**20  # interpreter, compiled kernels, activations of a prefill chunk
+MAX_SEQUENCES = 64
 ARENA_SHARE = 0.75  # of what is left: page cache, other programs and growth need the rest (caching.md §5)
 
 
@@ -32,6 +33,12 @@ class MemoryPlan:
     def arena_bytes(self) -> int:
         """Bytes of all slots."""
         return self.slots_per_layer * self.n_moe_layers * self.expert_bytes
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that may run together in what is left: at least one, at most MAX_SEQUENCES."""
+        room = self.available_bytes - self.trunk_bytes - self.arena_bytes - RESERVE_BYTES
+        return max(1, min(MAX_SEQUENCES, room // self.state_bytes))
 
 
 def available_bytes() -> int:

@@ -44,6 +44,7 @@ class Timeline:
         max_tokens = check_prompt(prompt, self._engine.config.vocab_size, self.context_tokens, params.max_tokens)
         cached = self.cached(prompt)
         if self._state is None or cached == 0:
+            self._state = None  # give the old one back first: a released state is half a gigabyte
             self._state = self._engine.new_state(self.context_tokens)
         self._tokens = list(prompt)
         return Sequence(

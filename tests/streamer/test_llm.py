@@ -49,6 +49,19 @@ def test_a_request_in_company_is_the_request_alone(llm: LLM, params: SamplingPar
         assert output.outputs[0].text == alone.outputs[0].text
 
 
+def test_more_prompts_than_memory_has_room_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time, in order, with the same results; and a bad prompt is found before the first token."""
+    prompts = ["one", "two, which is longer", "three", "four", "five"]
+    whole = llm.generate(prompts, GREEDY)
+    monkeypatch.setattr(type(llm.memory), "max_sequences", 2)
+    steps = llm.engine.stats.steps
+    with pytest.raises(UsageError):
+        llm.generate([*prompts, ""], GREEDY)
+    assert llm.engine.stats.steps == steps
+    narrow = llm.generate(prompts, GREEDY)
+    assert [output.outputs[0] for output in narrow] == [output.outputs[0] for output in whole]
+
+
 def test_stream_is_generate(llm: LLM) -> None:
     text, output = _finish(llm.stream("hello there", GREEDY))
     (whole,) = llm.generate("hello there", GREEDY)

@@ -48,6 +48,15 @@ def test_slots_are_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.slots_per_layer == 40
 
 
+def test_sequences_share_what_the_arena_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 200 GB the arena takes three quarters of the room; a 8,192-token state is 1.38 GB."""
+    _available(monkeypatch, 200 * 10**9)
+    plan = memory.plan_memory(K3, TRUNK_BYTES, EXPERT_BYTES, 8192, None)
+    rest = 200 * 10**9 - TRUNK_BYTES - plan.arena_bytes - memory.RESERVE_BYTES
+    assert plan.max_sequences == rest // memory.state_bytes(K3, 8192)
+    assert 10 <= plan.max_sequences <= 20
+
+
 def test_whole_pool_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     _available(monkeypatch, 3 * 10**12)
     assert memory.plan_memory(K3, TRUNK_BYTES, EXPERT_BYTES, 8192, None).slots_per_layer == 896
