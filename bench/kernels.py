@@ -13,9 +13,9 @@ import numpy as np
 
 from bench.common import PROBE, Case, alternate, commit, host, last_cache_bytes, print_json, read_probe
 from kernels.attn_res import mix
+from kernels.delta_rule import advance
 from kernels.dense import linear
 from kernels.expert import ExpertShape, expert_mlp
-from kernels.kda import apply_journal, recurrence
 from kernels.mla import attention
 from kernels.router import route
 
@@ -100,16 +100,12 @@ def kda_cases(arena: np.ndarray) -> list[Case]:
     alpha, beta = np.full(shape, 0.9, np.float32), np.full((1, HEADS), 0.5, np.float32)
     out, keep_none = np.empty(shape, np.float32), np.empty((0, 1, 1), np.float32)
 
-    def journal(i: int) -> None:
-        apply_journal(states[i % len(states)], k, v, alpha, beta)
-
     def step(i: int) -> None:
-        recurrence(states[i % len(states)], q, k, v, alpha, beta, out, keep_none)
+        advance(states[i % len(states)], k, v, alpha, beta, q, k, v, alpha, beta, out, keep_none)
 
     name = f"{HEADS}x{HEAD_DIM} T=1"
     return [
-        Case(f"kda journal {name}", 2 * states[0].nbytes, journal, "state, read and written"),
-        Case(f"kda recurrence {name}", states[0].nbytes, step, "state, read"),
+        Case(f"kda decode {name}", 2 * states[0].nbytes, step, "state, read and written"),
     ]
 
 

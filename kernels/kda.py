@@ -1,7 +1,6 @@
-"""Kimi Delta Attention: short convolution, gates, and the recurrence token by token (k3-spec §3.3).
+"""Kimi Delta Attention before and after its recurrence (`kernels.delta_rule`): convolution, gates, norm (k3-spec §3.3).
 
-Parallel over heads or channels, never over tokens: the order of a head's operations is the order of its tokens, so a
-prompt read in chunks of any size gives the same bits. Letters: T tokens, H heads, d head_dim (keys and values alike).
+Letters: T tokens, H heads, d head_dim (keys and values alike).
 """
 
 import numpy as np
@@ -65,56 +64,6 @@ def sigmoid_rows(x, out):
     for t in range(x.shape[0]):
         for h in range(x.shape[1]):
             out[t, h] = sigmoid32(x[t, h])
-
-
-@njit(inline="always")
-def _update(state, k, v, alpha, beta, delta):
-    """S ← diag(α) S; S ← S + k (β (v − Sᵀ k))ᵀ, for one head; `delta` float32 [d] is scratch."""
-    d = k.shape[0]
-    for j in range(d):
-        delta[j] = np.float32(0.0)
-    for i in range(d):
-        for j in range(d):
-            state[i, j] *= alpha[i]
-            delta[j] = fma(k[i], state[i, j], delta[j])
-    for j in range(d):
-        delta[j] = beta * (v[j] - delta[j])
-    for i in range(d):
-        for j in range(d):
-            state[i, j] = fma(k[i], delta[j], state[i, j])
-
-
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def apply_journal(state, k, v, alpha, beta):
-    """Advance `state` float32 [H, d, d] (key, value) in place by T tokens: k, v, alpha [T, H, d], beta [T, H]."""
-    tokens, heads, d = k.shape
-    for h in prange(heads):
-        delta = np.empty(d, np.float32)
-        for t in range(tokens):
-            _update(state[h], k[t, h], v[t, h], alpha[t, h], beta[t, h], delta)
-
-
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def recurrence(state, q, k, v, alpha, beta, out, next_state):
-    """Outputs of T tokens from `state` float32 [H, d, d], which is left as it was.
-
-    q, k, v, alpha, out float32 [T, H, d]; beta [T, H]. o = Sᵀ q reads the updated state. The state after the last
-    token goes to `next_state`, unless that has no heads (a decode step keeps a journal instead: design §5).
-    """
-    tokens, heads, d = k.shape
-    keep = next_state.shape[0] == heads
-    for h in prange(heads):
-        delta = np.empty(d, np.float32)
-        current = next_state[h] if keep else np.empty((d, d), np.float32)
-        current[:, :] = state[h]
-        for t in range(tokens):
-            _update(current, k[t, h], v[t, h], alpha[t, h], beta[t, h], delta)
-            o = out[t, h]
-            for j in range(d):
-                o[j] = np.float32(0.0)
-            for i in range(d):
-                for j in range(d):
-                    o[j] = fma(q[t, h, i], current[i, j], o[j])
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")

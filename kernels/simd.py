@@ -96,6 +96,16 @@ def vzero(typingctx):
 
 
 @intrinsic
+def vsplat(typingctx, value):
+    """One float32 in all lanes."""
+
+    def codegen(context, builder, signature, args):
+        return _splat(builder, args[0], _VF32)
+
+    return f32x16(types.float32), codegen
+
+
+@intrinsic
 def vload(typingctx, address):
     """Sixteen float32 at a byte address."""
 
@@ -143,6 +153,42 @@ def vfma(typingctx, a, b, c):
         return _call(builder, "llvm.fma.v16f32", _VF32, args)
 
     return f32x16(f32x16, f32x16, f32x16), codegen
+
+
+@intrinsic
+def vmul(typingctx, a, b):
+    """a * b in every lane."""
+    return f32x16(f32x16, f32x16), lambda context, builder, signature, args: builder.fmul(*args)
+
+
+@intrinsic
+def vsub(typingctx, a, b):
+    """a - b in every lane."""
+    return f32x16(f32x16, f32x16), lambda context, builder, signature, args: builder.fsub(*args)
+
+
+@intrinsic
+def vstore(typingctx, address, vector):
+    """Write sixteen float32 to a byte address."""
+
+    def codegen(context, builder, signature, args):
+        builder.store(args[1], _pointer(builder, args[0], _VF32), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, f32x16), codegen
+
+
+@intrinsic
+def vstore_tail(typingctx, address, vector, count):
+    """Write the first `count` < 16 lanes to a byte address."""
+
+    def codegen(context, builder, signature, args):
+        address, vector, count = args
+        stored = [vector, _pointer(builder, address, _VF32), ir.Constant(_I32, 4), _mask(builder, count)]
+        _call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), stored)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, f32x16, types.intp), codegen
 
 
 @intrinsic

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernels import activation, attn_res, dense, expert, kda, mla, norm, router
+from kernels import activation, attn_res, delta_rule, dense, expert, kda, mla, norm, router
 
 _ROWS, _HEADS, _WIDTH = 2, 2, 32
 
 
 def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
     """Run every kernel once; `progress(done, total)` is called before each and at the end."""
-    calls = (_activations, _dense, _norm_and_mix, _router, _expert, _kda_inputs, _kda_recurrence, _mla)
+    calls = (_activations, _dense, _norm_and_mix, _router, _expert, _kda_inputs, _delta_rule, _mla)
     for done, call in enumerate(calls):
         if progress:
             progress(done, len(calls))
@@ -70,11 +70,10 @@ def _kda_inputs() -> None:
     kda.norm_and_gate(x, _floats(_WIDTH), np.float32(1e-5), _floats(_ROWS, _HEADS, _WIDTH))
 
 
-def _kda_recurrence() -> None:
+def _delta_rule() -> None:
     x, beta = _floats(_ROWS, _HEADS, _WIDTH), _floats(_ROWS, _HEADS)
     state = np.zeros((_HEADS, _WIDTH, _WIDTH), np.float32)
-    kda.recurrence(state, x, x, x, x, beta, np.empty_like(x), np.empty((0, 1, 1), np.float32))
-    kda.apply_journal(state, x, x, x, beta)
+    delta_rule.advance(state, x, x, x, beta, x, x, x, x, beta, np.empty_like(x), np.empty((0, 1, 1), np.float32))
 
 
 def _mla() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kernels import kda as kda_kernels
+from kernels.delta_rule import advance
 from streamer.config.model import KdaConfig, ModelConfig
 
 JOURNAL_TOKENS = 8  # longest step that is journalled: a journal token is 1.6 % of a released state
@@ -27,9 +27,19 @@ class Journal:
     alpha: np.ndarray
     beta: np.ndarray
 
+    @classmethod
+    def of_no_tokens(cls, like: "Journal") -> "Journal":
+        """An empty journal with the heads and widths of another."""
+        return cls(*(array[:0] for array in like.arrays))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(k, v, α, β)."""
+        return self.k, self.v, self.alpha, self.beta
+
     def copy(self) -> "Journal":
         """The same tokens in memory of their own."""
-        return Journal(self.k.copy(), self.v.copy(), self.alpha.copy(), self.beta.copy())
+        return Journal(*(array.copy() for array in self.arrays))
 
 
 class KdaState:
@@ -46,14 +56,12 @@ class KdaState:
 
     def advance(self, q: np.ndarray, journal: Journal, next_history: np.ndarray) -> np.ndarray:
         """Outputs float32 [T, H, d] of the tokens in `journal` with queries `q` [T, H, d]; pending until commit."""
-        if self._journal is not None:
-            done = self._journal
-            kda_kernels.apply_journal(self.state, done.k, done.v, done.alpha, done.beta)
-            self._journal = None
+        done = self._journal or Journal.of_no_tokens(journal)
         out = np.empty_like(q)
         short = q.shape[0] <= JOURNAL_TOKENS
         end = _NO_STATE if short else np.empty_like(self.state)
-        kda_kernels.recurrence(self.state, q, journal.k, journal.v, journal.alpha, journal.beta, out, end)
+        advance(self.state, *done.arrays, q, *journal.arrays, out, end)
+        self._journal = None  # it is in the state now, whatever becomes of this step
         # Copies: the arrays are slices of a batch, which would live as long as the longest of its sequences.
         self._next_journal = journal.copy() if short else None
         self._next_state = None if short else end

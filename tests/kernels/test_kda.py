@@ -7,9 +7,11 @@ import pytest
 from numerics import fma32, normal, relative, same_bits, same_on_any_threads
 
 from kernels import kda
+from kernels.delta_rule import advance
 from kernels.reference import kda as reference
 
 F = np.float32
+JOURNAL = ("k", "v", "alpha", "beta")
 NO_STATE = np.empty((0, 1, 1), np.float32)
 
 
@@ -127,7 +129,7 @@ def tokens(count: int, heads: int, d: int, seed: int = 11) -> dict[str, np.ndarr
 
 def recur(state: np.ndarray, data: dict[str, np.ndarray], keep: bool = True) -> tuple[np.ndarray, np.ndarray]:
     out, end = np.empty_like(data["v"]), np.empty_like(state) if keep else NO_STATE
-    kda.recurrence(state, *data.values(), out, end)
+    advance(state, *(data[name][:0] for name in JOURNAL), *data.values(), out, end)
     return out, end
 
 
@@ -167,8 +169,9 @@ def test_the_decay_of_a_row_comes_before_the_correction() -> None:
     assert recur(state, data)[1].item() == 1.75  # 0.5 + 0.5 (3 - 0.5)
 
 
-def test_recurrence_bits_are_the_written_operations() -> None:
-    d, state, data = 5, normal(15, 1, 5, 5), tokens(3, 1, 5)
+@pytest.mark.parametrize("d", [5, 70])
+def test_recurrence_bits_are_the_written_operations(d: int) -> None:
+    state, data = normal(15, 1, d, d), tokens(3, 1, d)
     S = state[0].copy()
     for t in range(3):
         q, k, v, alpha = (data[name][t, 0] for name in ("q", "k", "v", "alpha"))
@@ -185,7 +188,7 @@ def test_recurrence_bits_are_the_written_operations() -> None:
 
 
 @pytest.mark.parametrize("cuts", [(1,), (8,), (4, 5), (2, 9, 11), tuple(range(1, 13))], ids=str)
-@pytest.mark.parametrize("d", [16, 33])
+@pytest.mark.parametrize("d", [16, 33, 64, 150])
 def test_recurrence_in_chunks(cuts: tuple[int, ...], d: int) -> None:
     """Through end states, and through journals applied to the committed state: one and the same as all at once."""
     state, data = normal(16, 2, d, d), tokens(13, 2, d)
@@ -198,7 +201,8 @@ def test_recurrence_in_chunks(cuts: tuple[int, ...], d: int) -> None:
         before = by_journal.copy()
         assert same_bits(recur(by_journal, chunk, keep=False)[0], whole[first:stop])
         assert same_bits(by_journal, before)  # a step writes nothing
-        kda.apply_journal(by_journal, chunk["k"], chunk["v"], chunk["alpha"], chunk["beta"])
+        nothing = part(chunk, slice(0))
+        advance(by_journal, *(chunk[name] for name in JOURNAL), *nothing.values(), nothing["v"], NO_STATE)
     assert same_bits(by_state, end)
     assert same_bits(by_journal, end)
 
