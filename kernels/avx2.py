@@ -29,7 +29,7 @@ TABLES = np.tile((TWICE_E2M1 + _BIAS).astype(np.uint8), 2)
 register = Register(REGISTER_BYTES, "llvm.x86.avx2.pshuf.b")
 zero, load = memory_operations(register)
 low_nibbles, high_nibbles, look_up = nibble_operations(register)
-lane_sum, byte_min, byte_max, least_and_most = reduction_operations(register)
+limb_sum, byte_min, byte_max, least_and_most = reduction_operations(register)
 
 
 @intrinsic

@@ -5,7 +5,9 @@ from numba import njit, prange
 
 from kernels.activation import situ32
 from kernels.mxfp4 import quantise_row
-from kernels.mxfp4_simd import TABLES, load, new_limbs, row_dots, split_limbs
+from kernels.mxfp4_simd import TABLES, load, new_limbs, row_pair, split_limbs
+
+_ROWS = 16  # rows of w1 and of w3 that a thread takes at a time; their SiTU is one loop over contiguous floats
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
@@ -18,22 +20,29 @@ def _expert(z, rows, w1, s1, w2, s2, w3, s3, gate_cap, up_cap, tables, out):
         split_limbs(q[m], limbs[m], sums[m])
     gate, up = np.empty((width, count), np.float32), np.empty((width, count), np.float32)
     hidden = np.empty((count, width), np.float32)
-    for i in prange(width):
+    for chunk in prange((width + _ROWS - 1) // _ROWS):
         table = load(tables.ctypes.data)
-        row_dots(w1[i], s1[i], limbs, sums, q, scale, table, gate[i])
-        row_dots(w3[i], s3[i], limbs, sums, q, scale, table, up[i])
-        for m in range(count):
-            hidden[m, i] = situ32(gate[i, m], up[i, m], gate_cap, up_cap)
+        first, last = chunk * _ROWS, min(chunk * _ROWS + _ROWS, width)
+        for i in range(first, last):
+            row_pair(w1[i], s1[i], w3[i], s3[i], limbs, sums, q, scale, table, gate[i], up[i])
+        g, u = gate[first:last].reshape(-1), up[first:last].reshape(-1)
+        for j in range(g.shape[0]):
+            g[j] = situ32(g[j], u[j], gate_cap, up_cap)
+        for i in range(first, last):
+            for m in range(count):
+                hidden[m, i] = gate[i, m]
     h = np.empty((count, width), np.int32)
     limbs, sums = new_limbs(count, width)
     for m in range(count):
         scale[m] = quantise_row(hidden[m], h[m])
         split_limbs(h[m], limbs[m], sums[m])
     down = np.empty((latent, count), np.float32)
-    for i in prange(latent):
-        row_dots(w2[i], s2[i], limbs, sums, h, scale, load(tables.ctypes.data), down[i])
+    half = latent // 2  # rows half a matrix apart: two streams a thread (latent is a multiple of 32)
+    for i in prange(half):
+        table, j = load(tables.ctypes.data), half + i
+        row_pair(w2[i], s2[i], w2[j], s2[j], limbs, sums, h, scale, table, down[i], down[j])
         for m in range(count):
-            out[m, i] = down[i, m]
+            out[m, i], out[m, j] = down[i, m], down[j, m]
 
 
 def run(z, rows, tensors, gate_cap, up_cap, out):

@@ -31,7 +31,7 @@ _AHEAD = 2048  # bytes of a weight stream to have on the way
 zero, load, load_tail, load_scales = isa.zero, isa.load, isa.load_tail, isa.load_scales
 low_nibbles, high_nibbles, look_up = isa.low_nibbles, isa.high_nibbles, isa.look_up
 scaling, group_table, accumulate = isa.scaling, isa.group_table, isa.accumulate
-lane_sum, byte_min, byte_max, least_and_most = isa.lane_sum, isa.byte_min, isa.byte_max, isa.least_and_most
+limb_sum, byte_min, byte_max, least_and_most = isa.limb_sum, isa.byte_min, isa.byte_max, isa.least_and_most
 row_bias = isa.row_bias
 
 
@@ -97,97 +97,129 @@ def _token(low, high, scale, x, a0, a1, a2):
 
 
 @njit(inline="always")
-def _combine(a0, a1, a2):
-    """The three limbs' sums as one integer."""
-    return lane_sum(a0) + (lane_sum(a1) << 8) + (lane_sum(a2) << 16)
+def _look_up_block(packed, scales, block, base, tables):
+    """(even weights, odd weights, scale) of a whole block; the bytes that come later are asked for."""
+    at = packed.ctypes.data + _BLOCK_BYTES * block
+    prefetch(at + _AHEAD)
+    q = load(at)
+    scale = scaling(tables, load_scales(scales.ctypes.data + _GROUPS * block), base)
+    table = group_table(tables, scale)
+    return look_up(table, low_nibbles(q)), look_up(table, high_nibbles(q)), scale
 
 
 @njit(inline="always")
-def _row1(packed, scales, base, limbs, tables):
+def _look_up_tail(packed, scales, block, base, tables):
+    """`_look_up_block` for the bytes behind the last whole block."""
+    first = _BLOCK_BYTES * block
+    q = load_tail(packed.ctypes.data + first, packed.shape[0] - first)
+    scale = scaling(tables, _tail_scales(scales, _GROUPS * block), base)
+    table = group_table(tables, scale)
+    return look_up(table, low_nibbles(q)), look_up(table, high_nibbles(q)), scale
+
+
+@njit(inline="always")
+def _row1(packed, scales, base, x, tables):
     """Integer dot product of a row's groups at exponents base .. base + REACH - 1 with one token, bias included."""
-    w, s, whole = packed.ctypes.data, scales.ctypes.data, packed.shape[0] // _BLOCK_BYTES
+    whole = packed.shape[0] // _BLOCK_BYTES
     a0, a1, a2 = zero(), zero(), zero()
     for block in range(whole):
-        at = w + _BLOCK_BYTES * block
-        prefetch(at + _AHEAD)
-        q = load(at)
-        scale = scaling(tables, load_scales(s + _GROUPS * block), base)
-        table = group_table(tables, scale)
-        low, high = look_up(table, low_nibbles(q)), look_up(table, high_nibbles(q))
-        a0, a1, a2 = _token(low, high, scale, limbs + _LIMB_BYTES * block, a0, a1, a2)
-    rest = packed.shape[0] - _BLOCK_BYTES * whole
-    if rest:
-        q = load_tail(w + _BLOCK_BYTES * whole, rest)
-        scale = scaling(tables, _tail_scales(scales, _GROUPS * whole), base)
-        table = group_table(tables, scale)
-        low, high = look_up(table, low_nibbles(q)), look_up(table, high_nibbles(q))
-        a0, a1, a2 = _token(low, high, scale, limbs + _LIMB_BYTES * whole, a0, a1, a2)
-    return _combine(a0, a1, a2)
+        low, high, scale = _look_up_block(packed, scales, block, base, tables)
+        a0, a1, a2 = _token(low, high, scale, x + _LIMB_BYTES * block, a0, a1, a2)
+    if _BLOCK_BYTES * whole < packed.shape[0]:
+        low, high, scale = _look_up_tail(packed, scales, whole, base, tables)
+        a0, a1, a2 = _token(low, high, scale, x + _LIMB_BYTES * whole, a0, a1, a2)
+    return limb_sum(a0, a1, a2)
 
 
 @njit(inline="always")
-def _row4(packed, scales, base, limbs, stride, tables):
-    """`_row1` for four tokens whose limbs lie `stride` bytes apart: the weights are looked up once."""
-    w, s, whole = packed.ctypes.data, scales.ctypes.data, packed.shape[0] // _BLOCK_BYTES
+def _pair1(p, ps, p_base, r, rs, r_base, x, tables):
+    """`_row1` for two rows of one width: what is loaded of the token serves both."""
+    whole = p.shape[0] // _BLOCK_BYTES
+    a0, a1, a2, b0, b1, b2 = zero(), zero(), zero(), zero(), zero(), zero()
+    for block in range(whole):
+        low, high, scale = _look_up_block(p, ps, block, p_base, tables)
+        even, odd, factor = _look_up_block(r, rs, block, r_base, tables)
+        a0, a1, a2 = _token(low, high, scale, x + _LIMB_BYTES * block, a0, a1, a2)
+        b0, b1, b2 = _token(even, odd, factor, x + _LIMB_BYTES * block, b0, b1, b2)
+    if _BLOCK_BYTES * whole < p.shape[0]:
+        low, high, scale = _look_up_tail(p, ps, whole, p_base, tables)
+        even, odd, factor = _look_up_tail(r, rs, whole, r_base, tables)
+        a0, a1, a2 = _token(low, high, scale, x + _LIMB_BYTES * whole, a0, a1, a2)
+        b0, b1, b2 = _token(even, odd, factor, x + _LIMB_BYTES * whole, b0, b1, b2)
+    return limb_sum(a0, a1, a2), limb_sum(b0, b1, b2)
+
+
+@njit(inline="always")
+def _pair2(p, ps, p_base, r, rs, r_base, x, y, tables):
+    """`_pair1` for two tokens: rows p and r of token x, then of token y. What is looked up serves both."""
+    whole = p.shape[0] // _BLOCK_BYTES
     a0, a1, a2, b0, b1, b2 = zero(), zero(), zero(), zero(), zero(), zero()
     c0, c1, c2, d0, d1, d2 = zero(), zero(), zero(), zero(), zero(), zero()
     for block in range(whole):
-        at, x = w + _BLOCK_BYTES * block, limbs + _LIMB_BYTES * block
-        prefetch(at + _AHEAD)
-        q = load(at)
-        scale = scaling(tables, load_scales(s + _GROUPS * block), base)
-        table = group_table(tables, scale)
-        low, high = look_up(table, low_nibbles(q)), look_up(table, high_nibbles(q))
-        a0, a1, a2 = _token(low, high, scale, x, a0, a1, a2)
-        b0, b1, b2 = _token(low, high, scale, x + stride, b0, b1, b2)
-        c0, c1, c2 = _token(low, high, scale, x + 2 * stride, c0, c1, c2)
-        d0, d1, d2 = _token(low, high, scale, x + 3 * stride, d0, d1, d2)
-    rest = packed.shape[0] - _BLOCK_BYTES * whole
-    if rest:
-        x = limbs + _LIMB_BYTES * whole
-        q = load_tail(w + _BLOCK_BYTES * whole, rest)
-        scale = scaling(tables, _tail_scales(scales, _GROUPS * whole), base)
-        table = group_table(tables, scale)
-        low, high = look_up(table, low_nibbles(q)), look_up(table, high_nibbles(q))
-        a0, a1, a2 = _token(low, high, scale, x, a0, a1, a2)
-        b0, b1, b2 = _token(low, high, scale, x + stride, b0, b1, b2)
-        c0, c1, c2 = _token(low, high, scale, x + 2 * stride, c0, c1, c2)
-        d0, d1, d2 = _token(low, high, scale, x + 3 * stride, d0, d1, d2)
-    return _combine(a0, a1, a2), _combine(b0, b1, b2), _combine(c0, c1, c2), _combine(d0, d1, d2)
-
-
-@njit(inline="always")
-def row_dots(packed, scales, limbs, sums, q, activation_scales, tables, out):
-    """One output for each of M tokens, as `kernels.mxfp4.row_dot` defines it.
-
-    `packed` uint8 [K/2] and `scales` uint8 [K/32] are a row; `limbs` int8 [M, …] and `sums` int64 [M, K/32 + 1] as from
-    `split_limbs`, `q` int32 [M, K] and `activation_scales` float32 [M] the tokens; `out` float32 [M].
-    """
-    low, high = scale_range(scales)
-    if high == 255 or high - low > SPAN:
-        for m in range(out.shape[0]):
-            out[m] = row_dot(packed, scales, q[m], activation_scales[m])
-        return
-    unit = 2.0 ** np.float64(low - 128)
-    stride, at = limbs.shape[1], limbs.ctypes.data
-    fours = out.shape[0] // 4 * 4
-    for m in range(0, fours, 4):
-        t0, t1, t2, t3 = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-        for step in range(0, high - low + 1, REACH):
-            p0, p1, p2, p3 = _row4(packed, scales, np.int32(low + step), at + stride * m, stride, tables)
-            t0, t1, t2, t3 = t0 + (p0 << step), t1 + (p1 << step), t2 + (p2 << step), t3 + (p3 << step)
-        out[m] = _to_float(t0 - row_bias(scales, sums[m], low, high), activation_scales[m], unit)
-        out[m + 1] = _to_float(t1 - row_bias(scales, sums[m + 1], low, high), activation_scales[m + 1], unit)
-        out[m + 2] = _to_float(t2 - row_bias(scales, sums[m + 2], low, high), activation_scales[m + 2], unit)
-        out[m + 3] = _to_float(t3 - row_bias(scales, sums[m + 3], low, high), activation_scales[m + 3], unit)
-    for m in range(fours, out.shape[0]):
-        total = np.int64(0)
-        for step in range(0, high - low + 1, REACH):
-            total += _row1(packed, scales, np.int32(low + step), at + stride * m, tables) << step
-        out[m] = _to_float(total - row_bias(scales, sums[m], low, high), activation_scales[m], unit)
+        at = _LIMB_BYTES * block
+        low, high, scale = _look_up_block(p, ps, block, p_base, tables)
+        even, odd, factor = _look_up_block(r, rs, block, r_base, tables)
+        a0, a1, a2 = _token(low, high, scale, x + at, a0, a1, a2)
+        b0, b1, b2 = _token(even, odd, factor, x + at, b0, b1, b2)
+        c0, c1, c2 = _token(low, high, scale, y + at, c0, c1, c2)
+        d0, d1, d2 = _token(even, odd, factor, y + at, d0, d1, d2)
+    if _BLOCK_BYTES * whole < p.shape[0]:
+        at = _LIMB_BYTES * whole
+        low, high, scale = _look_up_tail(p, ps, whole, p_base, tables)
+        even, odd, factor = _look_up_tail(r, rs, whole, r_base, tables)
+        a0, a1, a2 = _token(low, high, scale, x + at, a0, a1, a2)
+        b0, b1, b2 = _token(even, odd, factor, x + at, b0, b1, b2)
+        c0, c1, c2 = _token(low, high, scale, y + at, c0, c1, c2)
+        d0, d1, d2 = _token(even, odd, factor, y + at, d0, d1, d2)
+    return limb_sum(a0, a1, a2), limb_sum(b0, b1, b2), limb_sum(c0, c1, c2), limb_sum(d0, d1, d2)
 
 
 @njit(inline="always")
 def _to_float(total, activation_scale, unit):
     """The one conversion to float32, written as in `kernels.mxfp4.row_dot`."""
     return np.float32(np.float64(total) * np.float64(activation_scale) * unit)
+
+
+@njit(inline="always")
+def _wide_row(packed, scales, low, high, limbs, sums, q, activation_scales, tables, out):
+    """A row whose exponents span more than one reading, or more than integers can hold."""
+    for m in range(out.shape[0]):
+        if high == 255 or high - low > SPAN:
+            out[m] = row_dot(packed, scales, q[m], activation_scales[m])
+            continue
+        total = np.int64(0)
+        for step in range(0, high - low + 1, REACH):
+            total += _row1(packed, scales, np.int32(low + step), limbs[m].ctypes.data, tables) << step
+        total -= row_bias(scales, sums[m], low, high)
+        out[m] = _to_float(total, activation_scales[m], 2.0 ** np.float64(low - 128))
+
+
+@njit(inline="always")
+def row_pair(p, ps, r, rs, limbs, sums, q, activation_scales, tables, p_out, r_out):
+    """Outputs of two rows for each of M tokens, as `kernels.mxfp4.row_dot` defines them.
+
+    `p`, `r` uint8 [K/2] and `ps`, `rs` uint8 [K/32] are the rows; `limbs` int8 [M, …] and `sums` int64 [M, K/32 + 1] as
+    from `split_limbs`, `q` int32 [M, K] and `activation_scales` float32 [M] the tokens; `p_out`, `r_out` float32 [M].
+    """
+    p_low, p_high = scale_range(ps)
+    r_low, r_high = scale_range(rs)
+    if p_high - p_low >= REACH or r_high - r_low >= REACH or p_high == 255 or r_high == 255:
+        _wide_row(p, ps, p_low, p_high, limbs, sums, q, activation_scales, tables, p_out)
+        _wide_row(r, rs, r_low, r_high, limbs, sums, q, activation_scales, tables, r_out)
+        return
+    p_base, r_base = np.int32(p_low), np.int32(r_low)
+    p_unit, r_unit = 2.0 ** np.float64(p_low - 128), 2.0 ** np.float64(r_low - 128)
+    stride, at = limbs.shape[1], limbs.ctypes.data
+    twos = p_out.shape[0] // 2 * 2
+    for m in range(0, twos, 2):
+        x = at + stride * m
+        a, b, c, d = _pair2(p, ps, p_base, r, rs, r_base, x, x + stride, tables)
+        n = m + 1
+        p_out[m] = _to_float(a - row_bias(ps, sums[m], p_low, p_high), activation_scales[m], p_unit)
+        r_out[m] = _to_float(b - row_bias(rs, sums[m], r_low, r_high), activation_scales[m], r_unit)
+        p_out[n] = _to_float(c - row_bias(ps, sums[n], p_low, p_high), activation_scales[n], p_unit)
+        r_out[n] = _to_float(d - row_bias(rs, sums[n], r_low, r_high), activation_scales[n], r_unit)
+    for m in range(twos, p_out.shape[0]):
+        a, b = _pair1(p, ps, p_base, r, rs, r_base, at + stride * m, tables)
+        p_out[m] = _to_float(a - row_bias(ps, sums[m], p_low, p_high), activation_scales[m], p_unit)
+        r_out[m] = _to_float(b - row_bias(rs, sums[m], r_low, r_high), activation_scales[m], r_unit)

@@ -112,20 +112,24 @@ def nibble_operations(register):
 
 
 def reduction_operations(register):
-    """(lane_sum, byte_min, byte_max, least_and_most).
+    """(limb_sum, byte_min, byte_max, least_and_most).
 
-    Σ int32 lanes as int64; the smaller and the larger of each two unsigned bytes; the smallest byte of one register and
-    the largest of another, as largest * 256 + smallest.
+    Σ over int32 lanes of a0 + 2^8 a1 + 2^16 a2, as int64; the smaller and the larger of each two unsigned bytes; the
+    smallest byte of one register and the largest of another, as largest * 256 + smallest.
     """
     n_bytes, lanes = register.n_bytes, register.lanes
 
     @intrinsic
-    def lane_sum(typingctx, vector):
+    def limb_sum(typingctx, a0, a1, a2):
         def codegen(context, builder, signature, args):
-            wide = builder.sext(args[0], ir.VectorType(I64, lanes))
-            return call(builder, f"llvm.vector.reduce.add.v{lanes}i64", I64, [wide])
+            wide = ir.VectorType(I64, lanes)
+            total = builder.sext(args[0], wide)
+            for shift, limb in ((8, args[1]), (16, args[2])):
+                amount = ir.Constant(wide, [ir.Constant(I64, shift)] * lanes)
+                total = builder.add(total, builder.shl(builder.sext(limb, wide), amount))
+            return call(builder, f"llvm.vector.reduce.add.v{lanes}i64", I64, [total])
 
-        return types.int64(register), codegen
+        return types.int64(register, register, register), codegen
 
     def two_bytes(name):
         @intrinsic
@@ -149,4 +153,4 @@ def reduction_operations(register):
 
         return types.int32(register, register), codegen
 
-    return lane_sum, two_bytes("umin"), two_bytes("umax"), least_and_most
+    return limb_sum, two_bytes("umin"), two_bytes("umax"), least_and_most

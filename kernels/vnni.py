@@ -32,7 +32,7 @@ TABLES = np.concatenate([(TWICE_E2M1 << shift) + _BIAS for shift in range(REACH)
 register = Register(REGISTER_BYTES, "llvm.x86.avx512.pshuf.b.512")
 zero, load = memory_operations(register)
 low_nibbles, high_nibbles, look_up = nibble_operations(register)
-lane_sum, byte_min, byte_max, least_and_most = reduction_operations(register)
+limb_sum, byte_min, byte_max, least_and_most = reduction_operations(register)
 
 
 @intrinsic

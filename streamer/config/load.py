@@ -181,11 +181,12 @@ def cache_directory() -> Path:
 def prepare_kernels() -> None:
     """Set what numba and OpenMP read once, before the first kernel is imported. What the user has set stands.
 
-    Threads that wait must not spin: they would take the cores from reads, from each other's kernels and from every
-    other program (beside one busy process, spinning made a token of k3-nano fifty times slower). Compiled kernels go to
-    the user's cache directory.
+    Threads that wait spin for a few microseconds, then sleep (bench/LEDGER.md 6). Without the first, each kernel waits
+    57 µs for its threads to wake; without the second, they take the cores from reads, from each other and from every
+    other program. Compiled kernels go to the user's cache directory.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
+        os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
     if not os.environ.get("NUMBA_CACHE_DIR"):
         os.environ["NUMBA_CACHE_DIR"] = str(_kernel_cache())
 

@@ -308,16 +308,19 @@ def test_configuration_is_json_round_trip_safe(values: dict[str, Any]) -> None:
 
 def test_prepare_kernels_sets_what_the_user_has_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load.prepare_kernels()
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "1000")
     cache = Path(os.environ["NUMBA_CACHE_DIR"])
     assert cache.is_dir()
     assert cache.parent == tmp_path / "moe-streamer" / "kernels"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("NUMBA_CACHE_DIR", "/elsewhere")
     load.prepare_kernels()
+    assert "GOMP_SPINCOUNT" not in os.environ
     assert (os.environ["OMP_WAIT_POLICY"], os.environ["NUMBA_CACHE_DIR"]) == ("ACTIVE", "/elsewhere")
 
 
