@@ -68,7 +68,10 @@ class LLM:
 
     def tokenizer_if_any(self) -> Tokenizer | None:
         """The tokenizer, or None where the checkpoint has no tokenizer files: token ids work without."""
-        if any((directory / "tiktoken.model").exists() for directory in self.directories):
+        if any(
+            (directory / "tiktoken.model").is_symlink() or (directory / "tiktoken.model").exists()
+            for directory in self.directories
+        ):  # a dangling link is a broken download, not an absent file
             return self.tokenizer
         return None
 
@@ -112,7 +115,14 @@ class LLM:
         Every prompt is checked before the first token is computed. Results are in the order of the prompts; after
         `cancel`, those that did not end by themselves say so.
         """
-        runs = [_Run(self, prompt, params or self.default_params()) for prompt in _prompts(prompts)]
+        asked = _prompts(prompts)
+        with self.engine.exclusive():
+            runs = [_Run(self, prompt, params or self.default_params()) for prompt in asked]
+            self._run_all(runs)
+            return [run.result() for run in runs]
+
+    def _run_all(self, runs: "list[_Run]") -> None:
+        """Step until all have ended or are cancelled, as many at a time as memory has room for."""
         waiting = runs[::-1]
         try:
             while waiting or self.engine.running:
@@ -126,7 +136,6 @@ class LLM:
         finally:
             for run in runs:
                 self.engine.remove(run.sequence)
-        return [run.result() for run in runs]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, on_logits: LogitsSink | None = None
@@ -136,21 +145,22 @@ class LLM:
         An empty string is yielded when a step gave no text (a prompt chunk, half a character), so that a caller can
         show progress. `on_logits` gets the logits of every position that is computed.
         """
-        run = _Run(self, prompt, params or self.default_params())
-        if on_logits is not None:
-            self.engine.on_logits = lambda _sequence, first, logits: on_logits(first, logits)
-        self.engine.add(run.sequence)
-        try:
-            while not run.finished:
-                yield run.advance() if self.engine.step() else ""
-        except Cancelled:
-            run.stop("cancelled")
-        finally:
-            self.engine.remove(run.sequence)
-            self.engine.on_logits = None
-        if tail := run.flush():
-            yield tail
-        yield run.result()
+        with self.engine.exclusive():
+            run = _Run(self, prompt, params or self.default_params())
+            if on_logits is not None:
+                self.engine.on_logits = lambda _sequence, first, logits: on_logits(first, logits)
+            self.engine.add(run.sequence)
+            try:
+                while not run.finished:
+                    yield run.advance() if self.engine.step() else ""
+            except Cancelled:
+                run.stop("cancelled")
+            finally:
+                self.engine.remove(run.sequence)
+                self.engine.on_logits = None
+            if tail := run.flush():
+                yield tail
+            yield run.result()
 
 
 class _Run:
@@ -164,7 +174,6 @@ class _Run:
         ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         banned = np.array(tokenizer.banned_ids, np.int64) if tokenizer else None
         stop_ids = frozenset(llm.defaults.eos_token_ids)
-        llm.engine.reset_cancel()
         self.sequence: EngineSequence = Timeline(llm.engine, llm.context_tokens).request(ids, params, stop_ids, banned)
         self._llm = llm
         self._began = RunStats.of(llm.engine)
@@ -226,11 +235,26 @@ class _Run:
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list of prompts."""
+    """One prompt or several, as a list of prompts. Raises UsageError for anything that is neither."""
     if isinstance(prompts, str):
         return [prompts]
-    if not prompts:
-        raise UsageError("No prompt was given: expected a text, a list of token ids, or a list of such prompts.")
-    if all(isinstance(item, int) for item in prompts):
-        return [[int(item) for item in prompts if isinstance(item, int)]]
-    return [item for item in prompts if not isinstance(item, int)]
+    if not isinstance(prompts, Sequence) or not prompts:
+        raise UsageError(
+            f"prompts: expected a text, a list of token ids, or a list of such prompts, found {prompts!r}."
+        )
+    if all(_is_id(item) for item in prompts):
+        return [[int(item) for item in prompts if not isinstance(item, str | Sequence)]]
+    checked: list[Prompt] = []
+    for index, item in enumerate(prompts):
+        if isinstance(item, str):
+            checked.append(item)
+        elif isinstance(item, Sequence) and all(_is_id(token) for token in item):
+            checked.append([int(token) for token in item])
+        else:
+            raise UsageError(f"prompts[{index}]: expected a text or a list of token ids, found {item!r}.")
+    return checked
+
+
+def _is_id(item: object) -> bool:
+    """Whether this is an integer; numpy's count, truth values do not."""
+    return isinstance(item, int | np.integer) and not isinstance(item, bool)

@@ -103,11 +103,16 @@ class Session:
         Raises ContextLimitError before anything is computed (the turn is forgotten), StorageError or NumericsError
         in the middle (what was generated stays in the conversation).
         """
-        self.conversation.add_user(text)
-        yield from self.answer()
+        with self._engine.exclusive():  # before anything changes: the model may be busy
+            self.conversation.add_user(text)
+            yield from self._answer()
 
     def answer(self) -> Iterator[PromptProgress | Delta | Answer]:
         """Answer what was added to the conversation last: `send` without a text, for tool results."""
+        with self._engine.exclusive():
+            yield from self._answer()
+
+    def _answer(self) -> Iterator[PromptProgress | Delta | Answer]:
         try:
             prompt = self.conversation.prompt_ids()
             sequence = self._timeline.request(prompt, self.params, self._stop_ids, self._banned)
@@ -163,7 +168,6 @@ class _Turn:
         """Step until the answer ends or is cancelled."""
         sequence, engine = self._sequence, self._engine
         total = sequence.waiting
-        engine.reset_cancel()
         engine.add(sequence)
         yield PromptProgress(0, total)
         try:

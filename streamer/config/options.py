@@ -30,5 +30,7 @@ class EngineOptions:
             "--threads": self.threads,
         }
         for flag, value in flags.items():
-            if value is not None and value < 1:
-                raise UsageError(f"{flag}: expected at least 1, found {value}.")
+            optional = flag != "--prefill-chunk"
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not whole and not (optional and value is None):
+                raise UsageError(f"{flag}: expected a whole number, 1 or more, found {value!r}.")

@@ -2,11 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from streamer.config.errors import UsageError
 from streamer.config.model import ModelConfig
 from streamer.engine.sampling import sample, token_logprobs
 from streamer.engine.sequence import Sequence
@@ -40,7 +42,9 @@ class Engine:
         self.running: list[Sequence] = []
         self.on_layer: Callable[[int], None] | None = None
         self.on_logits: Callable[[Sequence, int, np.ndarray], None] | None = None  # (sequence, first position, [n, V])
+        self.closed = False
         self._cancel = threading.Event()
+        self._owner = threading.Lock()
 
     @property
     def config(self) -> ModelConfig:
@@ -50,6 +54,26 @@ class Engine:
     def new_state(self, capacity_tokens: int) -> SequenceState:
         """An empty sequence state."""
         return SequenceState.empty(self.config, capacity_tokens)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Own the engine for one request, or one batch of them; a cancel from before is forgotten.
+
+        Raises UsageError when the model is closed, or when another request is open, in this thread or another: its
+        sequences would otherwise be stepped by both.
+        """
+        if self.closed:
+            raise UsageError("The model is closed: expected an open one. Load it again.")
+        if not self._owner.acquire(blocking=False):
+            raise UsageError(
+                "The model is busy with another request. Finish it or close its iterator first; prompts that are to "
+                "run together go into one generate() call."
+            )
+        self._cancel.clear()
+        try:
+            yield
+        finally:
+            self._owner.release()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence with at least one token to compute."""
@@ -64,10 +88,6 @@ class Engine:
     def cancel(self) -> None:
         """Stop the step in progress before its next layer; safe from a signal handler or another thread."""
         self._cancel.set()
-
-    def reset_cancel(self) -> None:
-        """Forget a cancel that came after the last step: it was not meant for what begins now."""
-        self._cancel.clear()
 
     def step(self) -> list[Sequence]:
         """Run one step; returns the sequences that got a token. Finished ones leave `running`.

@@ -38,6 +38,7 @@ class LoadedModel:
 
     def close(self) -> None:
         """Stop the readers, free the arena, close the files. Idempotent."""
+        self.engine.closed = True
         self.engine.model.experts.close()
         self.checkpoint.close()
 

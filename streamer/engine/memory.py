@@ -4,6 +4,7 @@ The full ledger (`--memory`, cgroups of every kind, prefill scratch) is a later 
 a run from being killed: what is available here and now, what must be held, and a refusal with the arithmetic.
 """
 
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,15 @@ class MemoryPlan:
 
 
 def available_bytes() -> int:
-    """Memory this process may still take: MemAvailable, or what its cgroup (v2) leaves, whichever is less."""
+    """Memory this process may still take: the least of MemAvailable, its cgroup (v2) and its address space limit."""
     free = psutil.virtual_memory().available
     limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
-    return min(free, limit - used) if limit is not None and used is not None else free
+    if limit is not None and used is not None:
+        free = min(free, limit - used)
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        free = min(free, address_space - psutil.Process().memory_info().vms)
+    return max(free, 0)
 
 
 def _cgroup_bytes(name: str) -> int | None:

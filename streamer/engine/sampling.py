@@ -7,6 +7,8 @@ import numpy as np
 
 from streamer.config.errors import UsageError
 
+MAX_LOGPROBS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -29,29 +31,39 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0, 100.0)
-        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check("min_p", self.min_p, 0.0, 1.0)
-        _check("top_k", self.top_k, 0, 2**31)
-        if self.seed is not None:
-            _check("seed", self.seed, 0, 2**64 - 1)
-        if self.max_tokens is not None:
-            _check("max_tokens", self.max_tokens, 1, 2**31)
-        if self.logprobs is not None:
-            _check("logprobs", self.logprobs, 0, 100)
-        if any(not text for text in self.stop):
-            raise UsageError("stop: expected non-empty strings, found an empty one. Leave it out.")
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise UsageError(
+                "top_p: expected a number above 0, up to 1, found 0. For the likeliest token, temperature 0."
+            )
+        _check_integer("top_k", self.top_k, 0)
+        for name, least in (("seed", 0), ("max_tokens", 1), ("logprobs", 0)):
+            value = getattr(self, name)
+            if value is not None:
+                _check_integer(name, value, least)
+        if self.seed is not None and self.seed >= 2**64:
+            raise UsageError(f"seed: expected a number below 2^64, found {self.seed}.")
+        if self.logprobs is not None and self.logprobs > MAX_LOGPROBS:
+            raise UsageError(f"logprobs: expected 0 to {MAX_LOGPROBS}, found {self.logprobs}.")
+        if isinstance(self.stop, str) or any(not isinstance(text, str) or not text for text in self.stop):
+            raise UsageError(f"stop: expected a list of strings that are not empty, found {self.stop!r}.")
 
     def with_seed(self) -> "SamplingParams":
         """These parameters with a seed: the given one, or one drawn now, so that a run can be repeated."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(32))
 
 
-def _check(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
-    inside = (low < value if open_low else low <= value) and value <= high
-    if not inside:  # also NaN
-        bracket = "(" if open_low else "["
-        raise UsageError(f"{name}: expected a number in {bracket}{low:g}, {high:g}], found {value}.")
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= float(value) <= high:  # type: ignore[arg-type]  # NaN fails the comparison
+        raise UsageError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}.")
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name}: expected a whole number, {least} or more, found {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,4 +87,10 @@ class Model:
     def _logits(self, batch: StepBatch, sources: np.ndarray, count: int) -> np.ndarray:
         head = self.trunk.head()
         h = mix(np.ascontiguousarray(sources[:, batch.logit_rows]), count, head.gamma, self.config.rms_norm_eps)
-        return linear(rms_norm(h, head.norm, self.config.rms_norm_eps), head.lm_head)
+        logits = linear(rms_norm(h, head.norm, self.config.rms_norm_eps), head.lm_head)
+        if not all_finite(logits):
+            raise NumericsError(
+                "lm_head: the logits became NaN or infinite after the last layer. Any token chosen from them would be "
+                "noise; check the checkpoint with `streamer inspect`: is the shard with lm_head and norm whole?"
+            )
+        return logits

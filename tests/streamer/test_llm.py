@@ -1,6 +1,7 @@
 """The public API on a random checkpoint: batches, streams, stops, logprobs, token ids without a tokenizer."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,11 +166,68 @@ def test_nan_is_an_error_that_names_the_layer(llm: LLM) -> None:
     assert len(llm.generate("hello", GREEDY)[0].outputs[0].token_ids) == 10
 
 
+def test_nan_in_the_head_is_an_error_too(llm: LLM) -> None:
+    head = llm.engine.model.trunk.head().lm_head
+    kept = head[5, 0]
+    head[5, 0] = 0x7FC0  # bf16 NaN in one row: greedy would choose token 0 for ever
+    try:
+        with pytest.raises(NumericsError, match="lm_head"):
+            llm.generate("hello", GREEDY)
+    finally:
+        head[5, 0] = kept
+    assert len(llm.generate("hello", GREEDY)[0].outputs[0].token_ids) == 10
+
+
+def test_one_request_at_a_time(llm: LLM) -> None:
+    """A second one is refused before it changes anything, in this thread and in another; then the first goes on."""
+    alone = _finish(llm.stream("hello", GREEDY))[1].outputs[0]
+    events = llm.stream("hello", GREEDY)
+    next(events)
+    session = llm.session(params=GREEDY)
+    with pytest.raises(UsageError, match="busy"):
+        llm.generate("other", GREEDY)
+    with pytest.raises(UsageError, match="busy"):
+        next(llm.stream("other", GREEDY))
+    with pytest.raises(UsageError, match="busy"):
+        next(session.send("other"))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="busy"):
+        pool.submit(llm.generate, "other", GREEDY).result()
+    assert session.conversation.messages() == []
+    assert _finish(events)[1].outputs[0] == alone
+    next(llm.stream("other", GREEDY)).strip()  # an abandoned iterator gives the model back
+    assert llm.generate("hello", GREEDY)[0].outputs[0] == alone
+
+
+def test_closed_model_says_so(directory: Path) -> None:
+    model = LLM(directory, EngineOptions(context_tokens=100))
+    session = model.session()
+    model.close()
+    model.close()
+    for use in (lambda: model.generate("x"), lambda: next(model.stream("x")), lambda: next(session.send("x"))):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [5, None, {"a": 1}, [1, "a"], ["a", 1], [True], [1.5], [None], ["a", None], [[1], [2, "b"]]],
+    ids=str,
+)
+def test_what_is_not_a_prompt_is_refused(llm: LLM, prompts: object) -> None:
+    with pytest.raises(UsageError, match="prompts"):
+        llm.generate(prompts)  # type: ignore[arg-type]
+
+
+def test_numpy_integers_are_token_ids(llm: LLM) -> None:
+    ids = np.array([3, 17, 101])
+    assert llm.generate(list(ids), GREEDY)[0].prompt_token_ids == [3, 17, 101]
+
+
 @pytest.mark.parametrize(
     ("prompt", "error", "words"),
     [
         ("", UsageError, "empty"),
-        ([], UsageError, "No prompt"),
+        ([], UsageError, "list of token ids"),
         ([5, 768], UsageError, "Token id 768 at position 1"),
         ([-1], UsageError, "Token id -1"),
         (list(range(300)), ContextLimitError, "holds 300 tokens"),
@@ -182,8 +240,11 @@ def test_bad_prompts_are_sentences(llm: LLM, prompt: str | list[int], error: typ
 
 
 def test_bad_options_are_sentences(directory: Path) -> None:
-    with pytest.raises(UsageError, match="--slots"):
-        EngineOptions(slots=0)
+    for bad in (0, -1, 1.5, "4", True):
+        with pytest.raises(UsageError, match="--slots"):
+            EngineOptions(slots=bad)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--prefill-chunk"):
+        EngineOptions(prefill_chunk=None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="one token needs 2"):
         LLM(directory, EngineOptions(slots=1))
     with pytest.raises(UsageError, match="at most 4,096"):

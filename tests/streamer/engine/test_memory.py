@@ -1,5 +1,8 @@
 """Slots from what is available, and the refusal with its arithmetic. Released sizes from k3-spec §4, §5."""
 
+import subprocess
+import sys
+
 import pytest
 
 from streamer.config.errors import UsageError
@@ -90,3 +93,14 @@ def test_available_is_never_more_than_the_host_has() -> None:
     import psutil
 
     assert 0 < memory.available_bytes() <= psutil.virtual_memory().total
+
+
+def test_address_space_limit_counts() -> None:
+    """What `ulimit -v` leaves, in a process of its own."""
+    code = (
+        "import resource, psutil; used = psutil.Process().memory_info().vms; "
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30)); "
+        "from streamer.engine.memory import available_bytes; print(available_bytes())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(run.stdout) < 2**30

@@ -88,6 +88,11 @@ def test_logprobs_are_of_the_untempered_logits() -> None:
         {"max_tokens": 0},
         {"logprobs": -1},
         {"stop": ("",)},
+        {"stop": "abc"},
+        {"temperature": "x"},
+        {"max_tokens": 1.5},
+        {"seed": 1.5},
+        {"top_k": True},
     ],
     ids=str,
 )
