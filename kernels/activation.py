@@ -25,7 +25,7 @@ _TANH_SMALL = np.float32(0.625)
 _ONE, _TWO = np.float32(1.0), np.float32(2.0)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def exp32(x):
     """e^x; 0 below -103.97, inf above 88.72, NaN for NaN."""
     if not x <= _OVERFLOW:  # also NaN
@@ -49,13 +49,13 @@ def exp32(x):
     return p * bits_to_f32(np.uint32((whole - half + np.int32(127)) << np.int32(23)))
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def sigmoid32(x):
     """1 / (1 + e^-x)."""
     return _ONE / (_ONE + exp32(-x))
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def tanh32(x):
     """Hyperbolic tangent: a polynomial near zero, 1 - 2 / (e^2|x| + 1) elsewhere."""
     magnitude = abs(x)
@@ -72,13 +72,13 @@ def tanh32(x):
     return -value if x < np.float32(0.0) else value
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def silu32(x):
     """x * sigmoid(x)."""
     return x * sigmoid32(x)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def situ32(gate, up, gate_cap, up_cap):
     """SiTU (k3-spec §3.7): [cap tanh(g / cap) sigmoid(g)] [cap' tanh(u / cap')]; the sigmoid takes the raw gate."""
     return (gate_cap * tanh32(gate / gate_cap)) * sigmoid32(gate) * (up_cap * tanh32(up / up_cap))

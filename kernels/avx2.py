@@ -68,7 +68,7 @@ def scaling(typingctx, tables, scales, base):
     return register(register, types.int32, types.int32), codegen
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def group_table(tables, scale):
     """The table to look nibbles up in: the same for every group."""
     return tables
@@ -94,7 +94,7 @@ def accumulate(typingctx, total, low, even, high, odd, scale):
     return register(*[register] * 6), codegen
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def row_bias(scales, sums, low, high):
     """What the bias of the table adds to a row: `sums` int64 [groups + 1] are Σ q by group, the last one of all."""
     total = np.int64(0)

@@ -16,7 +16,7 @@ from kernels.simd import vfma, vload, vload_tail, vmul, vsplat, vstore, vstore_t
 _BLOCK = 64  # columns: four vectors, so that four chains of additions run side by side
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _recall(s, stride, k, alpha, store):
     """r = Σ_i k_i (α_i S_i) of 64 columns at byte address `s`; S ← diag(α) S when `store`."""
     r0, r1, r2, r3 = vzero(), vzero(), vzero(), vzero()
@@ -33,7 +33,7 @@ def _recall(s, stride, k, alpha, store):
     return r0, r1, r2, r3
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _write(s, stride, k, v, beta, r0, r1, r2, r3):
     """S ← S + k (β (v − r))ᵀ of 64 columns that are decayed already; `v` is a byte address."""
     strength = vsplat(beta)
@@ -47,7 +47,7 @@ def _write(s, stride, k, v, beta, r0, r1, r2, r3):
         vstore(row + 192, vfma(key, d3, vload(row + 192)))
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _read(s, stride, q, k, v, alpha, beta, r0, r1, r2, r3, o, store):
     """o = Σ_i q_i S_i of 64 updated columns; with `store` they are decayed in memory already and are updated there."""
     strength = vsplat(beta)
@@ -73,7 +73,7 @@ def _read(s, stride, q, k, v, alpha, beta, r0, r1, r2, r3, o, store):
     vstore(o + 192, o3)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _narrow(s, stride, width, q, k, v, alpha, beta, o, store):
     """One token on `width` ≤ 16 columns: the same operations on one vector, its absent lanes zero."""
     r = vzero()
@@ -91,7 +91,7 @@ def _narrow(s, stride, width, q, k, v, alpha, beta, o, store):
         vstore_tail(o, out, width)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _apply(s, d, first, k, v, alpha, beta):
     """Advance columns first .. of a head's state at byte address `s` by one token."""
     stride, at = 4 * d, s + 4 * first
@@ -104,7 +104,7 @@ def _apply(s, d, first, k, v, alpha, beta):
             _narrow(s + x, stride, min(16, d - column), k, k, v.ctypes.data + x, alpha, beta, 0, True)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _output(s, d, first, q, k, v, alpha, beta, out, store):
     """Output of one token for columns first .. of a head's state, which is advanced only when `store`."""
     stride, at, x = 4 * d, s + 4 * first, 4 * first

@@ -9,7 +9,7 @@ from numba import njit
 from kernels.simd import vfma, vload, vload_bf16, vload_bf16_tail, vload_tail, vsum, vzero
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def dot_f32(a, b, n):
     """Inner product of `n` float32 at two byte addresses."""
     whole = n - n % 16
@@ -21,7 +21,7 @@ def dot_f32(a, b, n):
     return vsum(lanes)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def dot4_f32(a, b, stride, n):
     """Four inner products of `n` float32 at `a` with rows `stride` bytes apart: `dot_f32` four times, interleaved."""
     whole = n - n % 16
@@ -44,7 +44,7 @@ def dot4_f32(a, b, stride, n):
     return vsum(p), vsum(q), vsum(r), vsum(s)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def dot_bf16(x, w, n):
     """Inner product of `n` float32 at byte address `x` with `n` bf16 at byte address `w`."""
     whole = n - n % 16
@@ -56,7 +56,7 @@ def dot_bf16(x, w, n):
     return vsum(lanes)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def dot4_bf16(x, w, stride, n):
     """Four inner products of one float32 row with bf16 rows `stride` bytes apart: `dot_bf16` four times, in turns."""
     whole = n - n % 16

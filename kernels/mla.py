@@ -16,7 +16,7 @@ KEY_BLOCK = 64
 _HEADS = 8  # heads that share a block of keys while it is in the cache: 64 keys of 576 are 147 KB
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _absorb(q, kv_b, absorbed):
     """absorbed[c] = Σ_n q[n] · UK[n, c], n ascending; UK are the first rows of `kv_b` (bf16 bits)."""
     for c in range(absorbed.shape[0]):
@@ -26,7 +26,7 @@ def _absorb(q, kv_b, absorbed):
             absorbed[c] = fma(q[n], bits_to_f32(np.uint32(kv_b[n, c]) << np.uint32(16)), absorbed[c])
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _score(query, keys, width, count, scale, scores):
     """scores[s] = scale · query · key s, for `count` keys of `width` float32 at a byte address; returns the largest."""
     fours = count // 4 * 4
@@ -42,7 +42,7 @@ def _score(query, keys, width, count, scale, scores):
     return top
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _gather(weights, count, keys, width, context):
     """context[c] += Σ_s weights[s] · key s [c], s ascending; 64 columns at a time stay in registers."""
     stride, at = 4 * width, context.ctypes.data
@@ -66,7 +66,7 @@ def _gather(weights, count, keys, width, context):
         vstore_tail(at + 4 * c, total, count_c)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _attend_block(query, keys, count, scale, scores, running, context):
     """Take one block of keys into a head's running softmax: `running` holds its maximum and its sum."""
     width = query.shape[0]

@@ -21,7 +21,7 @@ _TOP = np.float32(4194303.0)  # 2^22 - 1: a group of 32 · 12 · 2^22 still fits
 TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)  # 2 × value by nibble
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def quantise_row(x, q):
     """Quantise float32 [K] to int32 `q` [K]; returns the scale: x ≈ scale · q, |q| < 2^22. NaN or inf gives NaN."""
     top = np.float32(0.0)
@@ -43,7 +43,7 @@ def quantise_row(x, q):
     return scale
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def row_base(scales):
     """The exponent to which a row's groups are shifted: its smallest scale byte, or the largest less SPAN."""
     low, high = np.int64(255), np.int64(0)
@@ -54,7 +54,7 @@ def row_base(scales):
     return max(low, high - SPAN), high
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def row_dot(packed, scales, q, activation_scale):
     """One output: `packed` uint8 [K/2], `scales` uint8 [K/32], `q` int32 [K] and its scale; returns float32."""
     base, high = row_base(scales)

@@ -35,7 +35,7 @@ limb_sum, byte_min, byte_max, least_and_most = isa.limb_sum, isa.byte_min, isa.b
 row_bias = isa.row_bias
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def new_limbs(rows, k):
     """Zeroed int8 limbs for `rows` tokens of width `k`, and int64 [rows, groups + 1] for their sums."""
     return np.zeros((rows, (k + _BLOCK - 1) // _BLOCK * _LIMB_BYTES), np.int8), np.zeros(
@@ -43,7 +43,7 @@ def new_limbs(rows, k):
     )
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def split_limbs(q, limbs, sums):
     """Write `q` int32 [K] as limbs, and Σ q of each group, then of all, into `sums`; both zero before."""
     groups = sums.shape[0] - 1
@@ -58,7 +58,7 @@ def split_limbs(q, limbs, sums):
             value = (value - low) >> 8
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def scale_range(scales):
     """Smallest and largest scale byte of a row, uint8 [groups]."""
     count = scales.shape[0]
@@ -78,7 +78,7 @@ def scale_range(scales):
     return both & 255, both >> 8
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _tail_scales(scales, first):
     """The scale bytes of a row from `first` on, fewer than a block has, in an int32."""
     word = np.int32(0)
@@ -87,7 +87,7 @@ def _tail_scales(scales, first):
     return word
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _token(low, high, scale, x, a0, a1, a2):
     """Add the products of a block's weights and the limbs at a byte address to three accumulators."""
     a0 = accumulate(a0, low, load(x), high, load(x + _BLOCK_BYTES), scale)
@@ -96,7 +96,7 @@ def _token(low, high, scale, x, a0, a1, a2):
     return a0, a1, a2
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _look_up_block(packed, scales, block, base, tables):
     """(even weights, odd weights, scale) of a whole block; the bytes that come later are asked for."""
     at = packed.ctypes.data + _BLOCK_BYTES * block
@@ -107,7 +107,7 @@ def _look_up_block(packed, scales, block, base, tables):
     return look_up(table, low_nibbles(q)), look_up(table, high_nibbles(q)), scale
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _look_up_tail(packed, scales, block, base, tables):
     """`_look_up_block` for the bytes behind the last whole block."""
     first = _BLOCK_BYTES * block
@@ -117,7 +117,7 @@ def _look_up_tail(packed, scales, block, base, tables):
     return look_up(table, low_nibbles(q)), look_up(table, high_nibbles(q)), scale
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _row1(packed, scales, base, x, tables):
     """Integer dot product of a row's groups at exponents base .. base + REACH - 1 with one token, bias included."""
     whole = packed.shape[0] // _BLOCK_BYTES
@@ -131,7 +131,7 @@ def _row1(packed, scales, base, x, tables):
     return limb_sum(a0, a1, a2)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _pair1(p, ps, p_base, r, rs, r_base, x, tables):
     """`_row1` for two rows of one width: what is loaded of the token serves both."""
     whole = p.shape[0] // _BLOCK_BYTES
@@ -149,7 +149,7 @@ def _pair1(p, ps, p_base, r, rs, r_base, x, tables):
     return limb_sum(a0, a1, a2), limb_sum(b0, b1, b2)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _pair2(p, ps, p_base, r, rs, r_base, x, y, tables):
     """`_pair1` for two tokens: rows p and r of token x, then of token y. What is looked up serves both."""
     whole = p.shape[0] // _BLOCK_BYTES
@@ -174,13 +174,13 @@ def _pair2(p, ps, p_base, r, rs, r_base, x, y, tables):
     return limb_sum(a0, a1, a2), limb_sum(b0, b1, b2), limb_sum(c0, c1, c2), limb_sum(d0, d1, d2)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def _to_float(total, activation_scale, unit):
     """The one conversion to float32, written as in `kernels.mxfp4.row_dot`."""
     return np.float32(np.float64(total) * np.float64(activation_scale) * unit)
 
 
-@njit(inline="always")
+@njit(error_model="numpy")  # rare and long: not inlined, which would triple the time to compile
 def _wide_row(packed, scales, low, high, limbs, sums, q, activation_scales, tables, out):
     """A row whose exponents span more than one reading, or more than integers can hold."""
     for m in range(out.shape[0]):
@@ -194,7 +194,7 @@ def _wide_row(packed, scales, low, high, limbs, sums, q, activation_scales, tabl
         out[m] = _to_float(total, activation_scales[m], 2.0 ** np.float64(low - 128))
 
 
-@njit(inline="always")
+@njit(error_model="numpy")
 def row_pair(p, ps, r, rs, limbs, sums, q, activation_scales, tables, p_out, r_out):
     """Outputs of two rows for each of M tokens, as `kernels.mxfp4.row_dot` defines them.
 

@@ -73,7 +73,7 @@ def scaling(typingctx, tables, scales, base):
     return register(register, types.int32, types.int32), codegen
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def group_table(tables, scale):
     """The table to look nibbles up in: the one that holds the scale."""
     return scale
@@ -90,13 +90,13 @@ def _dot_bytes(typingctx, total, unsigned, signed):
     return register(register, register, register), codegen
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def accumulate(total, low, even, high, odd, scale):
     """total + Σ (low · even + high · odd), lane by lane."""
     return _dot_bytes(_dot_bytes(total, low, even), high, odd)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")
 def row_bias(scales, sums, low, high):
     """What the bias of the tables adds to a row: `sums` int64 [groups + 1] are Σ q by group, the last one of all."""
     total = np.int64(0)

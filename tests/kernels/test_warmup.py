@@ -18,7 +18,7 @@ seen = {}
 for info in pkgutil.iter_modules(kernels.__path__):
     module = importlib.import_module(f"kernels.{info.name}")
     for name, item in vars(module).items():
-        if isinstance(item, CPUDispatcher) and item.targetoptions.get("inline", "never") == "never":
+        if isinstance(item, CPUDispatcher) and item.targetoptions.get("nogil"):  # else a part of kernels
             seen[f"{item.__module__}.{name}"] = len(item.signatures)
 # the path this CPU does not take
 unused = "kernels.expert._expert" if HAS_AVX2 or HAS_VNNI else "kernels.expert_simd._expert"
