@@ -7,11 +7,11 @@ Bounds are what kernels/activation.py promises. Worst of 24 million random argum
 import numpy as np
 import pytest
 from numba import njit
-from numerics import fma32, normal, same_bits, same_on_any_threads, ulps
 
 from kernels import activation
 from kernels.activation import all_finite, exp_vector, gate_by_sigmoid, situ_glu
 from kernels.reference import activation as reference
+from tests.kernels.numerics import fma32, normal, same_bits, same_on_any_threads, ulps
 
 LARGEST_EXP = 88.72283  # exp of more leaves float32
 F = np.float32

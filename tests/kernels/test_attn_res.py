@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from numerics import dot16, fma32, normal, same_bits, same_on_any_threads
 
 from kernels.activation import exp_vector
 from kernels.attn_res import mix
 from kernels.reference import attn_res as reference
+from tests.kernels.numerics import dot16, fma32, normal, same_bits, same_on_any_threads
 
 EPS = 1e-5
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from numerics import dot16, normal, relative, same_bits, same_on_any_threads, to_bf16
 
 from kernels.dense import linear, widen
 from kernels.reference import dense as reference
+from tests.kernels.numerics import dot16, normal, relative, same_bits, same_on_any_threads, to_bf16
 
 SHAPES = [(1, 1, 1), (1, 16, 4), (1, 37, 5), (2, 7, 9), (3, 130, 31), (33, 64, 6), (70, 257, 18)]
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from numerics import Q_MAX, expected_row, normal, relative, same_bits, same_on_any_threads
 
 from kernels.activation import situ_glu
 from kernels.expert import ExpertShape, combine, expert_mlp
 from kernels.reference import expert as reference
 from kernels.reference import mxfp4
+from tests.kernels.numerics import Q_MAX, expected_row, normal, relative, same_bits, same_on_any_threads
 
 CAPS = (4.0, 25.0)
 SHAPES = [ExpertShape(32, 32), ExpertShape(64, 96), ExpertShape(160, 32), ExpertShape(224, 192)]

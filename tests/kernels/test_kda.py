@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from numerics import fma32, normal, relative, same_bits, same_on_any_threads
 
 from kernels import kda
 from kernels.delta_rule import advance
 from kernels.reference import kda as reference
+from tests.kernels.numerics import fma32, normal, relative, same_bits, same_on_any_threads
 
 F = np.float32
 JOURNAL = ("k", "v", "alpha", "beta")

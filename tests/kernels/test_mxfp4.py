@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
-from numerics import Q_MAX, TWICE_FP4, expected_row, integer_row, normal, same_bits
 
 from kernels import mxfp4
 from kernels.reference import mxfp4 as reference
+from tests.kernels.numerics import Q_MAX, TWICE_FP4, expected_row, integer_row, normal, same_bits
 
 
 @njit(error_model="numpy")

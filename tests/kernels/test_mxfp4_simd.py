@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from numerics import same_bits
 
 from kernels.cpu import HAS_AVX2, HAS_VNNI
 from kernels.expert import ExpertShape, run_portable
+from tests.kernels.numerics import same_bits
 
 if not (HAS_VNNI or HAS_AVX2):
     pytest.skip("neither AVX-512 VNNI nor AVX2 here", allow_module_level=True)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from numerics import dot16, normal, same_bits, same_on_any_threads
 
 from kernels.norm import rms_norm
 from kernels.reference import norm as reference
+from tests.kernels.numerics import dot16, normal, same_bits, same_on_any_threads
 
 EPS = 1e-5
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from numerics import normal, same_bits, same_on_any_threads
 
 from kernels.reference import router as reference
 from kernels.router import route
+from tests.kernels.numerics import normal, same_bits, same_on_any_threads
 
 
 def no_bias(n: int) -> np.ndarray:
