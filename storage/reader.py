@@ -86,11 +86,9 @@ class ExpertReader:
         self._demand: deque[Ticket] = deque()
         self._speculative: deque[Ticket] = deque()
         self._closing = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"expert-reader-{i}", daemon=True) for i in range(n_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for i in range(n_threads):
+            self._start(i)
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -138,6 +136,19 @@ class ExpertReader:
         for thread in self._threads:
             thread.join()
         self._files.close()
+
+    def _start(self, i: int) -> None:
+        """Start thread `i`; where the system has none left, end those that run."""
+        thread = threading.Thread(target=self._work, name=f"expert-reader-{i}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self.close()
+            raise StorageError(
+                f"expected {self.n_threads} threads for reading experts, found room for {i}. Raise the limit on memory"
+                " or on processes (ulimit -v, ulimit -u, a container's pids limit)."
+            ) from error
+        self._threads.append(thread)
 
     def _work(self) -> None:
         bounce: mmap.mmap | None = None  # of this thread: where the window of one piece lands

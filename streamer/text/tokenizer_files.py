@@ -29,8 +29,11 @@ class ReservedToken:
 def find_file(directories: Sequence[Path], name: str) -> Path:
     """Return the first `name` in `directories`. Raises TokenizerError when no directory holds it."""
     for directory in directories:
-        if (directory / name).is_file():
-            return directory / name
+        path = directory / name
+        if path.is_dir():
+            raise TokenizerError(f"{path}: expected a file, found a directory. Download {name} again.")
+        if path.is_file() or path.is_symlink():  # a link that leads nowhere is reported when it is read
+            return path
     places = ", ".join(str(directory) for directory in directories) or "no directory at all"
     message = f"{name} not found in {places}."
     if name == RANKS_FILE:
@@ -75,8 +78,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
+        target = f" (a link to {path.readlink()})" if path.is_symlink() else ""
         raise TokenizerError(
-            f"{path}: could not be read ({error.strerror}). Check its permissions and the drive."
+            f"{path}{target}: could not be read ({error.strerror}). Check its permissions and the drive."
         ) from error
 
 

@@ -147,3 +147,17 @@ def test_close_fails_what_waits_and_ends_the_threads(shard):
         reader.submit(0, one_piece(shard, 0), arena.slot(0), done)
     with pytest.raises(ValueError, match="at least 1"):
         ExpertReader(0)
+
+
+def test_no_room_for_threads_is_a_sentence_and_leaves_none(monkeypatch):
+    before, start = threading.active_count(), threading.Thread.start
+
+    def failing(thread):
+        if thread.name == "expert-reader-3":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    with pytest.raises(StorageError, match="expected 8 threads for reading experts, found room for 3"):
+        ExpertReader(8)
+    assert threading.active_count() == before

@@ -173,6 +173,16 @@ def replace(name: str, text: str) -> Callable[[Path], None]:
     return lambda directory: (directory / name).write_text(text) and None
 
 
+def directory_instead(directory: Path) -> None:
+    (directory / "tiktoken.model").unlink()
+    (directory / "tiktoken.model").mkdir()
+
+
+def dangling(directory: Path) -> None:
+    (directory / "tiktoken.model").unlink()
+    (directory / "tiktoken.model").symlink_to("/no/such/file")
+
+
 B64 = base64.b64encode(b"zz").decode()
 
 
@@ -180,6 +190,8 @@ B64 = base64.b64encode(b"zz").decode()
     ("damage", "message"),
     [
         (lambda d: (d / "tiktoken.model").unlink(), "K3 ships tiktoken.model and no tokenizer.json"),
+        (directory_instead, "tiktoken.model: expected a file, found a directory"),
+        (dangling, "tiktoken.model (a link to /no/such/file): could not be read"),
         (lambda d: (d / "tokenizer_config.json").unlink(), "tokenizer_config.json not found in"),
         (model_line(300, "?!? 299"), "tiktoken.model line 300: expected base64"),
         (model_line(300, "abc"), "line 300: expected 'base64 rank', found 'abc'"),
