@@ -6,6 +6,7 @@ Knows files, not keys: `streamer.config.parse` says what a Kimi K3 configuration
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +22,12 @@ from streamer.config.section import Problems, Section
 # The model card's recommendation (k3-spec §1), used where generation_config.json is silent.
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_P = 0.95
+
+KERNEL_CACHE_BYTES = 64 * 2**20  # free space below which kernels are cached elsewhere; they take a few MB
+_NO_HOME = "no home directory is known; set XDG_CACHE_HOME to a writable directory"
+
+MAX_TEMPERATURE = 100.0  # as `SamplingParams` has it: a default that a request would refuse is the file's error
+MAX_TOP_K = 2**31 - 1
 
 # Read once by each library when it is imported, so they must be set before a kernel is.
 THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -58,7 +65,7 @@ def load_generation_defaults(directories: Sequence[Path], config: ModelConfig | 
     defaults = GenerationDefaults(
         temperature=_temperature(section),
         top_p=section.positive("top_p") if section.has("top_p") else DEFAULT_TOP_P,
-        top_k=section.integer("top_k", minimum=0) if section.has("top_k") else 0,
+        top_k=section.integer("top_k", minimum=0, maximum=MAX_TOP_K) if section.has("top_k") else 0,
         eos_token_ids=_eos_token_ids(section, config),
     )
     if defaults.top_p > 1:
@@ -73,8 +80,8 @@ def _temperature(section: Section) -> float:
     if section.values.get("do_sample") is False:  # written out, it asks for the most likely token
         return 0.0
     value = section.number("temperature") if section.has("temperature") else DEFAULT_TEMPERATURE
-    if value < 0:
-        section.wrong("temperature", "at least 0")
+    if not 0 <= value <= MAX_TEMPERATURE:
+        section.wrong("temperature", f"a number from 0 to {MAX_TEMPERATURE:g}")
     return value
 
 
@@ -172,10 +179,12 @@ def cache_directory() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     if base and Path(base).is_absolute():  # the XDG specification says to ignore relative paths
         return Path(base) / "moe-streamer"
+    if os.environ.get("HOME") == "":  # unset, that is: an empty path would mean the current directory
+        raise ConfigError(_NO_HOME)
     try:
         return Path.home() / ".cache" / "moe-streamer"
     except RuntimeError as error:
-        raise ConfigError("no home directory is known; set XDG_CACHE_HOME to a writable directory") from error
+        raise ConfigError(_NO_HOME) from error
 
 
 def prepare_kernels() -> None:
@@ -196,18 +205,46 @@ def _kernel_cache() -> Path:
 
     The directory is named by a hash of all kernel sources: numba itself looks only at the file a kernel stands in, so
     a change of a function that it inlines would go unnoticed. An installation is often read-only, too. Where no cache
-    directory can be written, a temporary one is used.
+    directory can be written, or its drive is full, a temporary one is used.
     """
     sources = sorted(Path(__file__).parents[2].joinpath("kernels").glob("*.py"))
     key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     try:
         directory = cache_directory() / "kernels" / key
-        directory.mkdir(parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK):
-            raise PermissionError(directory)
-    except (OSError, ConfigError):
-        directory = Path(tempfile.gettempdir()) / f"moe-streamer-{os.getuid()}" / key
-    return directory
+        if _usable(directory):
+            return directory
+    except ConfigError:
+        pass
+    try:
+        temporary = Path(tempfile.gettempdir()) / f"moe-streamer-{os.getuid()}"
+        if _usable(temporary / key) and temporary.stat().st_uid == os.getuid():  # what lies there is executed
+            return temporary / key
+        return Path(tempfile.mkdtemp(prefix="moe-streamer-"))
+    except OSError as error:
+        raise SystemExit(
+            f"error: compiled kernels need {KERNEL_CACHE_BYTES // 2**20} MiB on a drive that can be written; found none"
+            f" ({error.strerror}). Set XDG_CACHE_HOME or TMPDIR to such a directory."
+        ) from error
+
+
+def _usable(directory: Path) -> bool:
+    """Whether compiled kernels lie in a directory, or could be written into it."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            return False
+        return _holds_kernels(directory) or shutil.disk_usage(directory).free >= KERNEL_CACHE_BYTES
+    except OSError:
+        return False
+
+
+def _holds_kernels(directory: Path) -> bool:
+    return next(directory.rglob("*.nbi"), None) is not None
+
+
+def kernels_are_cached() -> bool:
+    """Whether kernels were compiled before, so that a start takes a second and not a minute."""
+    return _holds_kernels(Path(os.environ.get("NUMBA_CACHE_DIR") or "."))
 
 
 def no_color() -> bool:

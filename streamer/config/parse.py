@@ -98,8 +98,9 @@ def _check_fixed(top: Section, text: Section, linear: Section) -> None:
     for name in ("rope_theta", "rope_scaling", "rope_parameters"):
         if text.has(name):
             text.wrong(name, "no such key (Kimi K3 has no positional encoding)")
-    owner = text if text.has("tie_word_embeddings") else top
-    owner.fixed("tie_word_embeddings", False, "the head has its own weights")
+    for owner in (text, top):  # either place may have it, and one of them must
+        required = owner is text and not top.has("tie_word_embeddings")
+        owner.fixed("tie_word_embeddings", False, "the head has its own weights", required=required)
     _check_quantization(text if text.has("quantization_config") else top, text)
 
 
@@ -140,7 +141,7 @@ def _build(top: Section, text: Section, linear: Section) -> ModelConfig:
         bos_token_id=bos,
         eos_token_id=eos,
         pad_token_id=pad,
-        mla_layers=_mla_layers(linear, n_layers) if text.is_integer("num_hidden_layers") else (),
+        mla_layers=() if text.is_wrong("num_hidden_layers") else _mla_layers(linear, n_layers),
         kda=_kda(linear),
         mla=_mla(text),
         moe=_moe(text),
@@ -155,15 +156,15 @@ def _token_id(top: Section, text: Section, name: str) -> int:
         top.wrong(name, f"the {text.values[name]!r} that text_config.{name} has")
     owner = text if text.has(name) or not top.has(name) else top
     value = owner.integer(name, minimum=0)
-    vocab = text.values.get("vocab_size")
-    if type(vocab) is int and owner.has(name) and value >= vocab:
+    vocab = text.integer("vocab_size")
+    if not (text.is_wrong("vocab_size") or owner.is_wrong(name)) and value >= vocab:
         owner.wrong(name, f"an id below vocab_size {vocab}")
     return value
 
 
 def _first_moe_layer(text: Section, n_layers: int) -> int:
     value = text.integer("first_k_dense_replace", minimum=0)
-    if text.has("num_hidden_layers") and value >= n_layers:
+    if not (text.is_wrong("num_hidden_layers") or text.is_wrong("first_k_dense_replace")) and value >= n_layers:
         text.wrong("first_k_dense_replace", f"less than num_hidden_layers {n_layers}: some layer must have experts")
     return value
 
@@ -171,7 +172,7 @@ def _first_moe_layer(text: Section, n_layers: int) -> int:
 def _mla_layers(linear: Section, n_layers: int) -> tuple[int, ...]:
     """Return 0-based MLA layers; the two 1-based lists must name each of 1..n exactly once."""
     full, kda = linear.integers("full_attn_layers"), linear.integers("kda_layers")
-    if not (linear.has("full_attn_layers") and linear.has("kda_layers")):
+    if linear.is_wrong("full_attn_layers") or linear.is_wrong("kda_layers"):
         return ()
     counts = Counter(full + kda)
     numbers = range(1, n_layers + 1)
@@ -191,7 +192,7 @@ def _mla_layers(linear: Section, n_layers: int) -> tuple[int, ...]:
 
 def _kda(linear: Section) -> KdaConfig:
     bound = linear.number("gate_lower_bound")
-    if linear.has("gate_lower_bound") and bound >= 0:
+    if not linear.is_wrong("gate_lower_bound") and bound >= 0:
         linear.wrong("gate_lower_bound", "a number below 0 (the floor of the log decay)")
     kda = KdaConfig(
         n_heads=linear.integer("num_heads"),
@@ -199,14 +200,15 @@ def _kda(linear: Section) -> KdaConfig:
         conv_kernel=linear.integer("short_conv_kernel_size"),
         gate_lower_bound=bound,
     )
-    if linear.has("head_dim") and kda.n_heads > kda.head_dim:
+    if not (linear.is_wrong("head_dim") or linear.is_wrong("num_heads")) and kda.n_heads > kda.head_dim:
         linear.wrong("num_heads", f"at most head_dim {kda.head_dim}: A_log is stored that long, one value a head")
     return kda
 
 
 def _mla(text: Section) -> MlaConfig:
     n_heads = text.integer("num_attention_heads")
-    text.fixed("num_key_value_heads", n_heads, "one key head for each of num_attention_heads", required=False)
+    if not text.is_wrong("num_attention_heads"):
+        text.fixed("num_key_value_heads", n_heads, "one key head for each of num_attention_heads", required=False)
     return MlaConfig(
         n_heads=n_heads,
         q_lora_rank=text.integer("q_lora_rank"),
@@ -219,10 +221,11 @@ def _mla(text: Section) -> MlaConfig:
 
 def _moe(text: Section) -> MoeConfig:
     n_experts, top_k = text.integer("num_experts", maximum=MAX_EXPERTS), text.integer("num_experts_per_token")
-    if text.has("num_experts") and top_k > n_experts:
+    if not (text.is_wrong("num_experts") or text.is_wrong("num_experts_per_token")) and top_k > n_experts:
         text.wrong("num_experts_per_token", f"at most num_experts {n_experts}")
     for name in ("routed_expert_hidden_size", "moe_intermediate_size"):
-        if text.has(name) and text.integer(name) % MXFP4_GROUP:
+        value = text.integer(name)
+        if not text.is_wrong(name) and value % MXFP4_GROUP:
             text.wrong(name, f"a multiple of {MXFP4_GROUP} (MXFP4 groups)")
     return MoeConfig(
         n_experts=n_experts,
@@ -237,7 +240,7 @@ def _moe(text: Section) -> MoeConfig:
 def _vision(vision: Section) -> VisionConfig:
     """Read the dimensions that the tower's tensors need (k3-spec §8)."""
     merge = vision.integers("merge_kernel_size")
-    if vision.has("merge_kernel_size") and (len(merge) != 2 or min(merge) < 1):
+    if not vision.is_wrong("merge_kernel_size") and (len(merge) != 2 or min(merge) < 1):
         vision.wrong("merge_kernel_size", "two positive integers")
     height, width = merge if len(merge) == 2 else (1, 1)
     return VisionConfig(

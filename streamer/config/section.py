@@ -17,6 +17,7 @@ class Problems:
     def __init__(self) -> None:
         self.missing: list[str] = []
         self.wrong: list[str] = []
+        self.wrong_keys: set[str] = set()  # dotted paths
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.wrong)
@@ -41,7 +42,12 @@ class Section:
 
     def wrong(self, name: str, expected: str) -> None:
         """Record that `name` has a value that cannot be used."""
+        self.problems.wrong_keys.add(self.key(name))
         self.problems.wrong.append(f"{self.key(name)} is {_short(self.values.get(name))}; expected {expected}")
+
+    def is_wrong(self, name: str) -> bool:
+        """Whether a read of `name` failed, so that its value is a placeholder that nothing may be compared with."""
+        return self.key(name) in self.problems.wrong_keys or not self.has(name)
 
     def has(self, name: str) -> bool:
         """Whether the key is present and not null."""
@@ -70,7 +76,7 @@ class Section:
     def positive(self, name: str) -> float:
         """Read a finite number above zero."""
         value = self.number(name)
-        if value <= 0:
+        if value <= 0 and not self.is_wrong(name):
             self.wrong(name, "a number above 0")
             return 1.0
         return value

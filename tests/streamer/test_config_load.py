@@ -171,6 +171,37 @@ def test_inert_keys_pass(values: dict[str, Any], key: str) -> None:
     assert parse_model_config(values, "config.json").hidden_size == 64
 
 
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        ("text_config", "num_experts", 10**9),
+        ("text_config", "num_experts", "many"),
+        ("text_config", "vocab_size", -1),
+        ("text_config", "num_hidden_layers", 10**9),
+        ("text_config", "num_hidden_layers", -1),
+        ("text_config", "num_attention_heads", 0),
+        ("text_config", "rms_norm_eps", "x"),
+        ("text_config.linear_attn_config", "head_dim", "x"),
+        ("text_config.linear_attn_config", "gate_lower_bound", "x"),
+        ("text_config.linear_attn_config", "kda_layers", "x"),
+    ],
+)
+def test_a_refused_value_causes_no_second_complaint(values: dict[str, Any], path: str, key: str, value: object) -> None:
+    section(values, path)[key] = value
+    _, *problems = refused(values).splitlines()
+    assert len(problems) == 1, problems
+    assert key in problems[0]
+
+
+def test_a_head_without_weights_is_refused_in_either_place(values: dict[str, Any]) -> None:
+    values["text_config"]["tie_word_embeddings"] = False
+    values["tie_word_embeddings"] = True
+    assert "tie_word_embeddings is True; expected False" in refused(values)
+    del values["text_config"]["tie_word_embeddings"]
+    values["tie_word_embeddings"] = False
+    assert parse_model_config(values, "config.json").n_layers == 6
+
+
 @pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "pad_token_id"])
 def test_token_ids_may_sit_in_either_place(values: dict[str, Any], key: str) -> None:
     expected = parse_model_config(values, "config.json")
@@ -263,7 +294,16 @@ def test_generation_defaults(tmp_path: Path, values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}, {"eos_token_id": 300}, {"eos_token_id": []}],
+    [
+        {"temperature": -1},
+        {"temperature": 500},
+        {"top_k": 10**12},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"eos_token_id": 300},
+        {"eos_token_id": []},
+    ],
 )
 def test_impossible_generation_defaults(tmp_path: Path, values: dict[str, Any], bad: dict[str, Any]) -> None:
     write_json(tmp_path / "config.json", values)
@@ -278,6 +318,9 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load.cache_directory() == tmp_path / ".cache" / "moe-streamer"
+    monkeypatch.setenv("HOME", "")
+    with pytest.raises(ConfigError, match="no home directory"):
+        load.cache_directory()
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     assert not load.no_color()
@@ -332,3 +375,22 @@ def test_kernels_are_cached_elsewhere_where_no_cache_can_be_written(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     load.prepare_kernels()
     assert not os.environ["NUMBA_CACHE_DIR"].startswith(str(tmp_path / "file"))
+
+
+def test_kernels_are_cached_elsewhere_where_the_drive_is_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(load, "KERNEL_CACHE_BYTES", 2**62)
+    monkeypatch.setattr(load.tempfile, "tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    load.prepare_kernels()
+    directory = Path(os.environ["NUMBA_CACHE_DIR"])
+    assert directory.parent == tmp_path / "t"
+    assert directory.is_dir()
+    assert not load.kernels_are_cached()
+    (directory / "a.nbi").touch()
+    assert load.kernels_are_cached()
+    (next((tmp_path / "moe-streamer" / "kernels").iterdir()) / "a.nbi").touch()  # what is there needs no room
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    load.prepare_kernels()
+    assert os.environ["NUMBA_CACHE_DIR"].startswith(str(tmp_path / "moe-streamer"))
