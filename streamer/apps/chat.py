@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamer.apps.prompt import checked
 from streamer.apps.sampling import SamplingFlags, redrawn
 from streamer.config.errors import UsageError
 from streamer.config.load import load_generation_defaults, load_model_config
@@ -32,6 +33,7 @@ HELP = (
     ("//text", "send a text that begins with a slash"),
     ('"""', "begin or end a text of several lines; a line that ends in \\ goes on in the next"),
 )
+DESTRUCTIVE = ("undo", "reset", "quit")  # never suggested: whoever mistyped would only confirm it
 COMMANDS = ("help", "system", "think", "effort", "answer", "undo", "reset", "stats", "quit")
 
 
@@ -91,7 +93,7 @@ def prepare(
         raise UsageError(f"--max-think-tokens: expected 0 or more, found {max_think_tokens}.")
     config = load_model_config(directories)
     params = flags.params(load_generation_defaults(directories, config))
-    Tokenizer.from_directories(directories, config.vocab_size).encode(system or "")
+    Tokenizer.from_directories(directories, config.vocab_size).encode(checked(system or "", "--system"))
     return ChatSettings(params, flags.seed is None, system, thinking, effort, max_think_tokens)
 
 
@@ -140,7 +142,8 @@ class Chat:
         action = actions.get(command.name)
         if action is not None:
             return action(command.argument)
-        close = difflib.get_close_matches(command.name, COMMANDS, n=1)
+        harmless = [name for name in COMMANDS if name not in DESTRUCTIVE]
+        close = difflib.get_close_matches(command.name, harmless, n=1)
         hint = f"did you mean /{close[0]}?" if close else "/help lists the commands"
         return Reply((f"unknown command /{command.name}: {hint} (// sends a text that begins with a slash)",))
 

@@ -31,6 +31,7 @@ class LogitsFile:
         self._target = target
         self._part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
+            _remove_stale(target)
             self._file: BinaryIO = self._part.open("xb")
             free = shutil.disk_usage(target.parent).free
         except OSError as error:
@@ -97,3 +98,14 @@ class LogitsFile:
 
     def _failed(self, error: OSError) -> UsageError:
         return UsageError(f"--dump-logits {self.path} cannot be written: {error.strerror}. Nothing was left there.")
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove what processes that were killed left of this target; a part may be of many gigabytes."""
+    head, tail = f".{target.name}.", ".part"
+    for entry in target.parent.iterdir():
+        number = entry.name.removeprefix(head).removesuffix(tail)
+        is_part = entry.name == f"{head}{number}{tail}" and number.isascii() and number.isdigit()
+        if is_part and not Path("/proc", number).exists():
+            with contextlib.suppress(OSError):  # of another user
+                entry.unlink()

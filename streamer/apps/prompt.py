@@ -1,5 +1,6 @@
 """Where a prompt comes from: text, a file, standard input, or token ids. Exactly one source, read strictly."""
 
+import codecs
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,12 +21,12 @@ def read_prompt(text: str | None, file: Path | None, ids: str | None, piped: Bin
     if ids is not None:
         return parse_ids(ids)
     if text is not None:
-        return text
+        return checked(text, "-p")
     if file is not None and file != STANDARD_INPUT:
-        return _without_last_newline(decode(_read(file), str(file)))
+        return _text(_read(file), str(file))
     if piped is None:
         raise UsageError("There is no prompt: give -p TEXT, -f FILE or --ids 1,2,3, or pipe a text in.")
-    return _without_last_newline(decode(piped.read(), "standard input"))
+    return _text(piped.read(), "standard input")
 
 
 def parse_ids(text: str) -> list[int]:
@@ -35,6 +36,20 @@ def parse_ids(text: str) -> list[int]:
         if not (word.isascii() and word.isdigit() and len(word) < 10):
             raise UsageError(f"--ids: expected numbers such as 3,17,101, found {word!r}.")
     return [int(word) for word in words]
+
+
+def checked(text: str, flag: str) -> str:
+    """Return an argument of the command line; raise UsageError naming its flag where its bytes were not UTF-8.
+
+    Python hands each such byte on as a lone surrogate.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        found = f"byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"the lone surrogate U+{code:04X}"
+        raise UsageError(f"{flag}: expected UTF-8 text, found {found} at character {error.start:,}.") from None
+    return text
 
 
 def decode(data: bytes, where: str) -> str:
@@ -48,7 +63,14 @@ def decode(data: bytes, where: str) -> str:
         ) from None
 
 
+def _text(data: bytes, where: str) -> str:
+    """Decode a prompt. A byte order mark says how the file is encoded; it is no part of the text."""
+    return _without_last_newline(decode(data.removeprefix(codecs.BOM_UTF8), where))
+
+
 def _read(file: Path) -> bytes:
+    if file.name == "":  # Path('') is the current directory
+        raise UsageError("-f: expected a file name, or '-' for standard input.")
     try:
         return file.read_bytes()
     except OSError as error:

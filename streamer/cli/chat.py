@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streamer.apps.chat import Chat, ChatSettings
     from streamer.config.options import EngineOptions
     from streamer.llm import LLM
-    from streamer.session import Answer
+    from streamer.session import Answer, Session
 
 EXIT_SOME_FAILED = 1
 
@@ -211,11 +211,21 @@ class _Loop:
         elif answer.finish_reason == "length" and not self._show_stats:
             screen.note(why)
         if answer.message.reasoning and not answer.message.content and answer.finish_reason != "cancelled":
-            screen.note("there is no answer: it ended while thinking (--max-think-tokens leaves room for one)")
+            screen.note("there is no answer: it ended while thinking" + _room(answer, session, full))
         if self._show_stats:
             used = f"context {session.context_used:,} of {session.context_tokens:,}"
             limit = why if answer.finish_reason == "length" else ""
             screen.note(summary(len(answer.token_ids), answer.stats, used, limit))
+
+
+def _room(answer: Answer, session: Session, full: bool) -> str:
+    """Return what leaves room for an answer after the thinking, where room is what was missing."""
+    if answer.finish_reason != "length":
+        return ""
+    if full:
+        return " (/undo, /reset or a larger --ctx-size makes room)"
+    limited = session.max_think_tokens is not None
+    return f" ({'a larger -n' if limited else '--max-think-tokens or a larger -n'} leaves room for one)"
 
 
 def _toolbar(chat: Chat, columns: int) -> str:

@@ -59,7 +59,7 @@ def generate_command(
     stream: bool = STREAM,
     as_json: bool = opt.JSON,
     logprobs: int | None = LOGPROBS,
-    dump_logits: Path | None = DUMP_LOGITS,
+    dump_logits: str | None = DUMP_LOGITS,
     verbose: bool = opt.VERBOSE,
     quiet: bool = opt.QUIET,
 ) -> None:
@@ -70,6 +70,8 @@ def generate_command(
     """
     if logprobs is not None and not as_json:
         raise UsageError("--logprobs is printed by --json only. Add --json.")
+    if dump_logits is not None and (not dump_logits or dump_logits.endswith("/")):  # a Path would hide either
+        raise UsageError(f"--dump-logits: expected a file name, found {dump_logits!r}.")
     directories = opt.model_directories(model, model_dir)
     engine_options = opt.engine_options(ctx_size, threads, slots, prefill_chunk)
     screen = Screen(opt.verbosity(verbose, quiet))
@@ -81,7 +83,7 @@ def generate_command(
         flags = opt.sampling_flags(temperature, top_p, top_k, min_p, seed, max_tokens, stop)
         request = app.prepare(directories, source, replace(flags, logprobs=logprobs), engine_options)
         run = _Run(screen, interrupts, request, as_json, stream)
-        run.start(directories, engine_options, dump_logits)
+        run.start(directories, engine_options, Path(dump_logits) if dump_logits else None)
     if interrupts.stopped:
         raise typer.Exit(EXIT_INTERRUPTED)
 

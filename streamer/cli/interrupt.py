@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from streamer.cli.streams import write_error
+
 EXIT_INTERRUPTED = 130
 SAME_PRESS_S = 0.5  # a nervous second press belongs to the first
 
@@ -81,5 +83,5 @@ class Interrupts:
     def _quit(self) -> NoReturn:
         if self._clean_up is not None:
             self._clean_up()
-        os.write(2, b"\n")  # not through sys.stderr: the signal may have come while it was writing
+        write_error("\n")
         os._exit(EXIT_INTERRUPTED)

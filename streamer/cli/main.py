@@ -1,13 +1,15 @@
 """The `streamer` command: registers the verbs and turns errors into one message and an exit code.
 
 Verbs import what they need when they run: `--help` loads neither numpy, numba nor torch.
+
+Exit codes: 0; 1 a check failed; 2 bad usage or bad input, with a sentence; 130 interrupted; 141 the reader of standard
+output went away (`| head`), with no message. The last is what a shell reports of any filter that SIGPIPE ends: not a
+failure, but not the whole text either. A standard error that cannot be written changes nothing.
 """
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 import typer
 
@@ -16,9 +18,14 @@ from streamer.cli.chat import chat_command
 from streamer.cli.generate import generate_command
 from streamer.cli.inspect import inspect_command
 from streamer.cli.interrupt import EXIT_INTERRUPTED
+from streamer.cli.streams import EXIT_READER_GONE, OutputError, open_streams
 from streamer.config.errors import StreamerError
 
 EXIT_BAD_INPUT = 2
+OUT_OF_MEMORY = (
+    "there is not enough memory. Free some, raise the limit of this process (ulimit -v, a container's memory), or ask"
+    " for less with --slots and --ctx-size."
+)
 
 app = typer.Typer(
     name="streamer",
@@ -56,20 +63,32 @@ def _options(
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run one command line; return 0, 1 (a check failed), 2 (usage or bad input) or 130 (interrupted)."""
+    """Run one command line; return its exit code."""
     debug = _has_debug(arguments)
     try:
-        app(list(arguments), prog_name="streamer")
+        try:
+            app(list(arguments), prog_name="streamer")
+        finally:
+            sys.stdout.flush()
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except OutputError as error:
+        return EXIT_READER_GONE if error.reader_gone else _fail(str(error), debug)
     except (StreamerError, StorageError) as error:
-        if debug:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return _fail(str(error), debug)
+    except MemoryError:
+        return _fail(OUT_OF_MEMORY, debug)
     return 0
+
+
+def _fail(message: str, debug: bool) -> int:
+    """Say what went wrong; inside an except clause."""
+    if debug:
+        traceback.print_exc()
+    print(f"error: {message}", file=sys.stderr)
+    return EXIT_BAD_INPUT
 
 
 def _has_debug(arguments: Sequence[str]) -> bool:
@@ -84,19 +103,8 @@ def _has_debug(arguments: Sequence[str]) -> bool:
 
 def run() -> None:
     """Entry point of the console script."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # started with the stream closed: what is written goes nowhere
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for good
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a file name that is not UTF-8 must not end the program
-    code = execute(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader is gone. Python would flush again at exit and complain, so give it somewhere to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+    open_streams()
+    sys.exit(execute(sys.argv[1:]))
 
 
 if __name__ == "__main__":

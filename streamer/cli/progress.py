@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from streamer.cli.screen import Screen
+from streamer.config.load import kernels_are_cached
 
 if TYPE_CHECKING:
     from streamer.apps.prompt_meter import PromptMeter
@@ -35,9 +36,12 @@ class LoadingProgress:
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show that `done` of `total` of a phase is done."""
         now = time.monotonic()
-        if what != self._what:
+        begins = what != self._what
+        if begins:
             self._what, self._began = what, now
-        self._screen.status(_PHASES.get(what, _other)(what, done, total) + self._estimate(now, done, total))
+        text = _PHASES.get(what, _other)(what, done, total) + self._estimate(now, done, total)
+        # The first compilation takes a minute or more and cannot be watched: a line after ten seconds comes too late.
+        self._screen.status(text, at_once=begins and what == "kernels" and not kernels_are_cached())
 
     def _estimate(self, now: float, done: int, total: int) -> str:
         """The rest of this phase; kernels differ too much from each other for one."""

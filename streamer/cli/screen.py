@@ -6,14 +6,12 @@ is redrawn on a terminal, and a plain line now and then elsewhere.
 
 from __future__ import annotations
 
-import errno
 import shutil
 import sys
 import textwrap
 import time
 from types import TracebackType
 
-from streamer.config.errors import UsageError
 from streamer.config.load import no_color
 
 REDRAW_S = 0.1
@@ -43,7 +41,7 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.clear_status()
-        if self.text_on_terminal and not isinstance(error, OSError):
+        if self.text_on_terminal:
             self.end_line()
 
     @property
@@ -52,18 +50,13 @@ class Screen:
         return shutil.get_terminal_size().columns
 
     def text(self, text: str) -> None:
-        """Write generated text to standard output, at once. Raises UsageError when it cannot be written."""
+        """Write generated text to standard output, at once. Raises OutputError when it cannot be written."""
         if not text:
             return
         self.clear_status()
         self._at_line_start = text.endswith("\n")
-        try:
-            sys.stdout.write(text.translate(_CONTROLS) if self.text_on_terminal else text)
-            sys.stdout.flush()
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # the reader has enough
-            raise UsageError(f"standard output cannot be written: {error.strerror}.") from error
+        sys.stdout.write(text.translate(_CONTROLS) if self.text_on_terminal else text)
+        sys.stdout.flush()
 
     def end_line(self) -> None:
         """Let standard output end with a newline."""
@@ -95,17 +88,20 @@ class Screen:
             self.end_line()
         self._error(f"error: {error}\n")
 
-    def status(self, text: str) -> None:
-        """Show what is going on: redrawn in place on a terminal, else a plain line now and then."""
+    def status(self, text: str, at_once: bool = False) -> None:
+        """Show what is going on: redrawn in place on a terminal, else a plain line now and then.
+
+        `at_once` is for what would otherwise wait: the first word about something that takes minutes.
+        """
         if self.level < 0:
             return
         now = time.monotonic()
         if not self._ansi:
-            if self._status_at == 0.0 or now - self._status_at >= PLAIN_STATUS_S:
+            if at_once or self._status_at == 0.0 or now - self._status_at >= PLAIN_STATUS_S:
                 self._status_at = now
                 self._error(f"{text}\n")
             return
-        if self._status and now - self._status_at < REDRAW_S:
+        if self._status and not at_once and now - self._status_at < REDRAW_S:
             return
         self._status_at = now
         self._status = text[: max(1, self.columns - 1)]  # a line that wraps could not be redrawn

@@ -42,7 +42,7 @@ def sampling(params: SamplingParams, seed_drawn: bool) -> str:
 
 def summary(n_tokens: int, stats: RunStats, *more: str) -> str:
     """Return tokens, speeds, hit rates and bytes; empty strings in `more` are left out."""
-    parts = [f"{n_tokens:,} token{'' if n_tokens == 1 else 's'}{_speed(stats.decode_tokens_per_s)}"]
+    parts = [f"{n_tokens:,} token{'' if n_tokens == 1 else 's'}{_speed(stats.decode_tokens_per_s if n_tokens else 0)}"]
     if stats.prefill_tokens:
         parts.append(f"prompt {stats.prefill_tokens:,}{_speed(stats.prefill_tokens_per_s)}")
     if stats.decode_hit_rate is not None:

@@ -193,7 +193,7 @@ def test_bad_bytes_and_settings(run: Run, model: Path) -> None:
         (["--max-think-tokens", "-1"], "--max-think-tokens"),
         (["-p", "a", "-f", "b"], "expected one prompt"),
         (["--json"], "--json"),
-        (["-s", "\udcff"], "surrogate"),
+        (["-s", "\udcff"], "--system: expected UTF-8 text, found byte 0xff"),
     ):
         refused = run("chat", model, *arguments)
         assert (refused.code, refused.out) == (2, ""), arguments
@@ -263,3 +263,16 @@ def test_prompt_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     history = tmp_path / "moe-streamer" / chat_input.HISTORY_FILE
     assert history.stat().st_mode & 0o777 == 0o600
     assert "+one" in history.read_text()
+
+
+def test_what_leaves_room_for_an_answer(run: Run, model: Path) -> None:
+    common = ("chat", model, "-p", "hello", "--temp", 0, "-t", 1)
+    assert "while thinking (--max-think-tokens or a larger -n leaves room for one)" in run(*common, "-n", 4).err
+    assert "while thinking (a larger -n leaves room for one)" in run(*common, "-n", 1, "--max-think-tokens", 0).err
+    assert "while thinking (/undo, /reset or a larger --ctx-size makes room)" in run(*common, "-c", 290).err
+
+
+def test_no_command_that_destroys_is_suggested(run: Run, model: Path) -> None:
+    done = run("chat", model, "-t", 1, stdin="/rset\n/und\n/quti\n/Reset\n")
+    for command in apps_chat.DESTRUCTIVE:
+        assert f"did you mean /{command}" not in done.err

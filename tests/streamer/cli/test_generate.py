@@ -154,6 +154,9 @@ def test_logits_file_is_refused_before_the_model_is_loaded(run: Run, model: Path
         (["--ids", ","], "prompt is empty"),
         (["--ids", "999"], "999"),
         (["-f", "/no/such/file"], "No such file"),
+        (["-f", ""], "-f: expected a file name"),
+        (["-p", "a", "--dump-logits", ""], "--dump-logits: expected a file name"),
+        (["-p", "a", "--dump-logits", "logits.npy/"], "--dump-logits: expected a file name"),
         (["-p", "a", "-n", "0"], "max_tokens"),
         (["-p", "a", "-n", "many"], "--max-tokens"),
         (["-p", "a", "--temp", "-1"], "temperature"),
@@ -173,7 +176,7 @@ def test_logits_file_is_refused_before_the_model_is_loaded(run: Run, model: Path
         (["-p", "a", "--json", "--logprobs", "101"], "logprobs"),
         (["-p", "a", "-v", "-q"], "contradict"),
         (["-p", "a", "--think"], "--think"),
-        (["-p", "\udcff"], "surrogate"),
+        (["-p", "\udcff"], "-p: expected UTF-8 text, found byte 0xff at character 0"),
     ],
 )
 def test_refusals(run: Run, model: Path, arguments: list[str], words: str) -> None:
@@ -280,3 +283,19 @@ def test_ctrl_c_in_a_process_of_its_own(model: Path) -> None:
     assert (first + out).endswith(b"\n")
     assert b"interrupted" in err
     assert b"Traceback" not in err
+
+
+def test_a_byte_order_mark_is_no_text(run: Run, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbfhello\n")
+    common = ("generate", model, "-n", 3, "--temp", 0, "-t", 1, "--json")
+    report = json.loads(run(*common, "-f", tmp_path / "prompt.txt").out)
+    assert report["prompt"] == "hello"
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    gone, alive = tmp_path / ".x.npy.999999999.part", tmp_path / f".x.npy.{os.getppid()}.part"
+    other = tmp_path / ".y.npy.999999999.part"
+    for path in (gone, alive, other):
+        path.touch()
+    LogitsFile(tmp_path / "x.npy", VOCAB, 1).abandon()
+    assert sorted(tmp_path.iterdir()) == sorted([alive, other])
