@@ -14,26 +14,19 @@ _L2_EPS = np.float32(1e-6)  # k3-spec §3.3 step 3
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def short_conv(u, history, taps, out, next_history):
+def short_conv(recent, taps, out):
     """Causal depthwise convolution, then SiLU.
 
-    `u` float32 [T, C] are the inputs, `history` float32 [J-1, C] those before them (oldest first), `taps` float32
-    [C, J] (the last tap is the current token). Writes `out` [T, C] and the last J-1 inputs to `next_history`, which
-    must not be `history`.
+    `recent` float32 [J-1+T, C] are the inputs, the J-1 before the first token in front; `taps` float32 [C, J], the last
+    for the current token; `out` float32 [T, C].
     """
-    tokens, channels = u.shape
-    past = history.shape[0]
+    tokens, channels = out.shape
     for c in prange(channels):
         for t in range(tokens):
             total = np.float32(0.0)
-            for j in range(past + 1):
-                at = t - past + j
-                value = u[at, c] if at >= 0 else history[past + at, c]
-                total = fma(taps[c, j], value, total)
+            for j in range(taps.shape[1]):
+                total = fma(taps[c, j], recent[t + j, c], total)
             out[t, c] = silu32(total)
-        for j in range(past):
-            at = tokens - past + j
-            next_history[j, c] = u[at, c] if at >= 0 else history[past + at, c]
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")

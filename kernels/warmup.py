@@ -62,7 +62,7 @@ def _expert() -> None:
 
 def _kda_inputs() -> None:
     u = _floats(_ROWS, _WIDTH)
-    kda.short_conv(u, _floats(3, _WIDTH), _floats(_WIDTH, 4), np.empty_like(u), np.empty((3, _WIDTH), np.float32))
+    kda.short_conv(_floats(3 + _ROWS, _WIDTH), _floats(_WIDTH, 4), np.empty_like(u))
     x = _floats(_ROWS, _HEADS, _WIDTH)
     kda.normalise_heads(x, np.float32(1.0))
     kda.decay(x, _floats(_HEADS), _floats(_HEADS, _WIDTH), np.float32(-5.0), np.empty_like(x))

@@ -26,27 +26,26 @@ def kda_attention(
     beta = np.empty((x.shape[0], heads), np.float32)
     kda_kernels.sigmoid_rows(linear(x, weights.b_proj), beta)
 
-    histories = [_convolve(u, weights, segment, state) for segment, state in rows]
+    recents = [_convolve(u, weights, segment, state) for segment, state in rows]
     q, k, v = (inputs.reshape(shape) for inputs in u)
     kda_kernels.normalise_heads(q, np.float32(d**-0.5))
     kda_kernels.normalise_heads(k, np.float32(1.0))
 
     o = np.empty(shape, np.float32)
-    for (segment, state), history in zip(rows, histories, strict=True):
+    for (segment, state), recent in zip(rows, recents, strict=True):
         at = slice(segment.start, segment.stop)
-        o[at] = state.advance(q[at], Journal(k[at], v[at], alpha[at], beta[at]), history)
+        o[at] = state.advance(q[at], Journal(k[at], v[at], alpha[at], beta[at]), recent)
     kda_kernels.norm_and_gate(o, weights.o_norm, np.float32(eps), linear(x, weights.g_proj).reshape(shape))
     return linear(o.reshape(x.shape[0], -1), weights.o_proj)
 
 
 def _convolve(u: list[np.ndarray], weights: KdaWeights, segment: Segment, state: KdaState) -> np.ndarray:
-    """Replace the rows of q, k, v inputs in `u` by their convolutions; returns the next history [3, taps - 1, C]."""
-    following = np.empty_like(state.history)
+    """Replace the rows of q, k, v inputs in `u` by their convolutions; returns the inputs [3, taps - 1 + T, C]."""
+    at = slice(segment.start, segment.stop)
+    recent = np.concatenate([state.history, np.stack([inputs[at] for inputs in u])], axis=1)
     for index, taps in enumerate((weights.q_conv, weights.k_conv, weights.v_conv)):
-        inputs = u[index][segment.start : segment.stop].copy()
-        out = u[index][segment.start : segment.stop]
-        kda_kernels.short_conv(inputs, state.history[index], taps, out, following[index])
-    return following
+        kda_kernels.short_conv(recent[index], taps, u[index][at])
+    return recent
 
 
 def mla_attention(

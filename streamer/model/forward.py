@@ -16,18 +16,22 @@ from streamer.experts.weights import KdaWeights, LayerWeights, MoeWeights
 from streamer.model.attention import kda_attention, mla_attention
 from streamer.model.batch import StepBatch
 from streamer.model.feed_forward import RoutingObserver, latent_moe, mlp
+from streamer.model.state import KdaState, MemoryStates, MlaCache, StateStore
 
 # Kernels share one thread pool, and numba's workqueue layer aborts the process when two threads enter it.
 _COMPUTE = threading.Lock()
 
 
 class Model:
-    """The text model over two sources of weights. Holds no state of any sequence."""
+    """The text model over two sources of weights and a store of states. Holds no state of any sequence itself."""
 
-    def __init__(self, config: ModelConfig, trunk: TrunkSource, experts: ExpertSource) -> None:
+    def __init__(
+        self, config: ModelConfig, trunk: TrunkSource, experts: ExpertSource, states: StateStore | None = None
+    ) -> None:
         self.config = config
         self.trunk = trunk
         self.experts = experts
+        self.states: StateStore = states or MemoryStates()
         self.observer: RoutingObserver | None = None
 
     def forward(self, batch: StepBatch, tick: Callable[[int], None] | None = None) -> np.ndarray:
@@ -78,11 +82,14 @@ class Model:
 
     def _attention(self, layer: int, weights: LayerWeights, x: np.ndarray, batch: StepBatch) -> np.ndarray:
         config = self.config
-        if isinstance(weights.attention, KdaWeights):
-            kda_rows = [(segment, segment.state.kda[layer]) for segment in batch.segments]
-            return kda_attention(x, weights.attention, config.kda, config.rms_norm_eps, kda_rows)
-        mla_rows = [(segment, segment.state.mla[layer]) for segment in batch.segments]
-        return mla_attention(x, weights.attention, config.mla, mla_rows)
+        sequences = [segment.state for segment in batch.segments]
+        with self.states.open(layer, sequences) as states:
+            pairs = list(zip(batch.segments, states, strict=True))
+            if isinstance(weights.attention, KdaWeights):
+                kda_rows = [(segment, state) for segment, state in pairs if isinstance(state, KdaState)]
+                return kda_attention(x, weights.attention, config.kda, config.rms_norm_eps, kda_rows)
+            mla_rows = [(segment, state) for segment, state in pairs if isinstance(state, MlaCache)]
+            return mla_attention(x, weights.attention, config.mla, mla_rows)
 
     def _logits(self, batch: StepBatch, sources: np.ndarray, count: int) -> np.ndarray:
         head = self.trunk.head()

@@ -6,7 +6,10 @@ A longer chunk writes its end state beside the start state. `commit` and `rollba
 step never reached have nothing to drop. Both ways run the same operations in the same order, so the same bits.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -27,19 +30,24 @@ class Journal:
     alpha: np.ndarray
     beta: np.ndarray
 
-    @classmethod
-    def of_no_tokens(cls, like: "Journal") -> "Journal":
-        """An empty journal with the heads and widths of another."""
-        return cls(*(array[:0] for array in like.arrays))
-
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """(k, v, α, β)."""
         return self.k, self.v, self.alpha, self.beta
 
-    def copy(self) -> "Journal":
-        """The same tokens in memory of their own."""
-        return Journal(*(array.copy() for array in self.arrays))
+    def first(self, n_tokens: int) -> "Journal":
+        """The first tokens, in memory of their own: slices of a batch would keep all of it alive."""
+        return Journal(*(array[:n_tokens].copy() for array in self.arrays))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step leaves behind until it is committed: a journal, or the state after all of its tokens."""
+
+    n_tokens: int
+    recent: np.ndarray  # convolution inputs: with a journal [3, J-1+T, C], else the last of them [3, J-1, C]
+    journal: Journal | None
+    state: np.ndarray | None
 
 
 class KdaState:
@@ -50,37 +58,42 @@ class KdaState:
         self.state = np.zeros((heads, d, d), np.float32)  # [H, key, value], without the committed journal
         self.history = np.zeros((3, config.conv_kernel - 1, config.width), np.float32)  # inputs before q, k, v conv
         self._journal: Journal | None = None  # committed, not yet applied
-        self._next_journal: Journal | None = None
-        self._next_state: np.ndarray | None = None
-        self._next_history: np.ndarray | None = None
+        self._step: _Step | None = None
 
-    def advance(self, q: np.ndarray, journal: Journal, next_history: np.ndarray) -> np.ndarray:
-        """Outputs float32 [T, H, d] of the tokens in `journal` with queries `q` [T, H, d]; pending until commit."""
-        done = self._journal or Journal.of_no_tokens(journal)
+    def advance(self, q: np.ndarray, journal: Journal, recent: np.ndarray) -> np.ndarray:
+        """Outputs float32 [T, H, d] of the tokens in `journal` with queries `q` [T, H, d]; pending until commit.
+
+        `recent` float32 [3, J-1+T, C]: the convolution inputs of the step, those before it in front.
+        """
+        done = self._journal or journal.first(0)
+        n_tokens = q.shape[0]
         out = np.empty_like(q)
-        short = q.shape[0] <= JOURNAL_TOKENS
+        short = n_tokens <= JOURNAL_TOKENS
         end = _NO_STATE if short else np.empty_like(self.state)
         advance(self.state, *done.arrays, q, *journal.arrays, out, end)
         self._journal = None  # it is in the state now, whatever becomes of this step
-        # Copies: the arrays are slices of a batch, which would live as long as the longest of its sequences.
-        self._next_journal = journal.copy() if short else None
-        self._next_state = None if short else end
-        self._next_history = next_history
+        if short:
+            self._step = _Step(n_tokens, recent, journal.first(n_tokens), None)
+        else:
+            self._step = _Step(n_tokens, recent[:, n_tokens:].copy(), None, end)
         return out
 
-    def commit(self) -> None:
-        """Make the pending step part of the sequence."""
-        if self._next_history is None:
-            return
-        self.history = self._next_history
-        self._journal = self._next_journal
-        if self._next_state is not None:
-            self.state = self._next_state
-        self.rollback()
+    def commit(self, n_tokens: int) -> None:
+        """Make the first tokens of the pending step part of the sequence; of a long step, all of them or none."""
+        step = self._step
+        if step is None:
+            return  # the step never reached this layer, and nothing of it may be committed elsewhere
+        if step.journal is not None:
+            self.history = step.recent[:, n_tokens : n_tokens + self.history.shape[1]].copy()
+            self._journal = step.journal.first(n_tokens)
+        elif step.state is not None:
+            assert n_tokens == step.n_tokens, "a step longer than the journal is committed whole"
+            self.history, self.state = step.recent, step.state
+        self._step = None
 
     def rollback(self) -> None:
         """Drop the pending step."""
-        self._next_journal = self._next_state = self._next_history = None
+        self._step = None
 
 
 class MlaCache:
@@ -114,12 +127,35 @@ class SequenceState:
         )
 
     def commit(self, n_tokens: int) -> None:
-        """Take `n_tokens` of the step that just ran into the sequence."""
+        """Take the first `n_tokens` of the step that just ran into the sequence.
+
+        Fewer than it had, down to none, only of a step of at most JOURNAL_TOKENS: what verification of drafts needs.
+        """
         for state in self.kda.values():
-            state.commit()
+            state.commit(n_tokens)
         self.length += n_tokens
 
     def rollback(self) -> None:
         """Forget the step that just ran, wherever it stopped."""
         for state in self.kda.values():
             state.rollback()
+
+
+LayerState = KdaState | MlaCache
+
+
+class StateStore(Protocol):
+    """The seam between the model and where states live: memory now, a directory for large batches."""
+
+    def open(self, layer: int, sequences: Sequence[SequenceState]) -> AbstractContextManager[list[LayerState]]:
+        """The layer's state of each sequence of a step, in order; what the layer does to them is kept on leaving."""
+        ...
+
+
+class MemoryStates:
+    """States that live in memory with their sequences."""
+
+    @contextmanager
+    def open(self, layer: int, sequences: Sequence[SequenceState]) -> Iterator[list[LayerState]]:
+        """See `StateStore.open`; there is nothing to fetch or to keep."""
+        yield [sequence.kda[layer] if layer in sequence.kda else sequence.mla[layer] for sequence in sequences]

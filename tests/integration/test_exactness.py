@@ -120,3 +120,20 @@ def test_finished_step_can_be_dropped(resident: Run, expected: np.ndarray) -> No
             state.rollback()
     logits = resident.model.forward(StepBatch.of([(state, IDS[12:20])], all_logits=True))
     assert same_bits(logits, expected[12:20])
+
+
+@pytest.mark.parametrize("accepted", range(6))
+def test_part_of_a_drafted_step_can_be_committed(resident: Run, expected: np.ndarray, accepted: int) -> None:
+    """Five tokens in one step, of which the first few are right: as if only those had ever been computed."""
+    state = resident.state()
+    resident.model.forward(StepBatch.of([(state, IDS[:12])]))
+    state.commit(12)
+    drafted = [*IDS[12 : 12 + accepted], *[7] * (5 - accepted)]
+    logits = resident.model.forward(StepBatch.of([(state, drafted)], all_logits=True))
+    assert same_bits(logits[:accepted], expected[12 : 12 + accepted])
+    state.commit(accepted)
+    at = 12 + accepted
+    for first, stop in ((at, at + 1), (at + 1, at + 4), (at + 4, at + 20)):
+        logits = resident.model.forward(StepBatch.of([(state, IDS[first:stop])], all_logits=True))
+        state.commit(stop - first)
+        assert same_bits(logits, expected[first:stop])
