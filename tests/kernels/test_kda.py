@@ -247,3 +247,22 @@ def test_the_norm_comes_before_the_gate() -> None:
     """Gated first, a norm would undo a gate that is the same in all channels."""
     o, gates = np.full((1, 1, 4), 3, np.float32), np.zeros((1, 1, 4), np.float32)
     np.testing.assert_allclose(gate(o, np.ones(4, np.float32), gates), np.full((1, 1, 4), 0.5), rtol=1e-5)
+
+
+def test_long_context_at_the_released_range_of_decay() -> None:
+    """4,096 tokens in chunks of 512 against float64: log decays all over [-5, 0], from channels that forget at once to
+    channels that never do."""
+    count, heads, d = 4096, 2, 128
+    data = tokens(count, heads, d, seed=21)
+    depth = np.random.default_rng(22).random((1, heads, d)) ** 6  # most channels remember for long
+    gate = depth * np.random.default_rng(23).random((count, heads, d))
+    data["alpha"] = np.exp(-5 * gate).astype(np.float32)
+    assert data["alpha"].min() < 0.01
+    assert data["alpha"].max() == 1.0
+    state, parts = np.zeros((heads, d, d), np.float32), []
+    for first in range(0, count, 512):
+        out, state = recur(state, part(data, slice(first, first + 512)))
+        parts.append(out)
+    exact, end = reference.recurrence(np.zeros((heads, d, d)), *(np.float64(values) for values in data.values()))
+    assert np.linalg.norm(np.concatenate(parts) - exact) < 1e-4 * np.linalg.norm(exact)
+    assert np.linalg.norm(state - end) < 1e-4 * np.linalg.norm(end)
