@@ -106,8 +106,6 @@ class Engine:
             for sequence, _ in parts:
                 sequence.state.rollback()
             raise
-        finally:
-            self._cancel.clear()
         took = time.perf_counter() - began
         self._count(parts, prefill, took)
         return self._commit(parts, batch, logits)
@@ -125,6 +123,8 @@ class Engine:
 
     def _tick(self, layer: int) -> None:
         if self._cancel.is_set():
+            # Spent only here: one that comes behind the last layer of a step stops the next step.
+            self._cancel.clear()
             raise Cancelled
         if self.on_layer:
             self.on_layer(layer)

@@ -153,6 +153,26 @@ def test_cancel_keeps_what_was_generated(llm: LLM) -> None:
     assert len(ids) >= 4
 
 
+def test_cancel_in_the_last_layer_is_not_lost(llm: LLM) -> None:
+    """Behind the last check of a step: that step still gives its token, the next one stops before its first layer."""
+    steps = []
+
+    def press(layer: int) -> None:
+        if layer == llm.config.n_layers - 1:
+            steps.append(layer)
+            if len(steps) == 4:
+                llm.cancel()
+
+    llm.engine.on_layer = press
+    try:
+        _, output = _finish(llm.stream([3, 17], replace(GREEDY, max_tokens=200)))
+    finally:
+        llm.engine.on_layer = None
+    assert output.outputs[0].finish_reason == "cancelled"
+    assert len(output.outputs[0].token_ids) == len(steps) == 4
+    assert llm.generate([3, 17], GREEDY)[0].outputs[0].finish_reason == "length"  # the cancel is spent
+
+
 def test_nan_is_an_error_that_names_the_layer(llm: LLM) -> None:
     weights = llm.engine.model.trunk.layer(3).input_norm
     kept = weights[0].copy()
