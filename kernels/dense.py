@@ -43,8 +43,3 @@ def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     out = np.empty((x.shape[0], weight.shape[0]), np.float32)
     _linear_bf16(x, weight, out)
     return out
-
-
-def widen(bits: np.ndarray) -> np.ndarray:
-    """bf16 bits uint16 [...] as float32 [...], exact."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

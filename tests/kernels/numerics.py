@@ -76,6 +76,11 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
+def widen(bits: np.ndarray) -> np.ndarray:
+    """bf16 bits uint16 as float32: they are its upper half."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def to_bf16(x: np.ndarray) -> np.ndarray:
     """float32 cut to bf16 bits: uint16."""
     return (x.view(np.uint32) >> 16).astype(np.uint16)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from kernels.dense import widen
 from kernels.dot import dot4_bf16, dot_bf16, dot_f32
-from tests.kernels.numerics import dot16, fma32, normal, same_bits, to_bf16
+from tests.kernels.numerics import dot16, fma32, normal, same_bits, to_bf16, widen
 
 LENGTHS = [1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 100, 129, 577]
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from kernels.activation import exp_vector
-from kernels.dense import widen
 from kernels.mla import KEY_BLOCK, attention
 from kernels.reference import mla as reference
-from tests.kernels.numerics import dot16, fma32, normal, relative, same_bits, same_on_any_threads, to_bf16
+from tests.kernels.numerics import dot16, fma32, normal, relative, same_bits, same_on_any_threads, to_bf16, widen
 
 Data = tuple[np.ndarray, np.ndarray, np.ndarray]
 
