@@ -11,8 +11,9 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from cache_policy.access import Load
 from cache_policy.eviction.policy import EvictionPolicy
-from cache_policy.plan import Load, PlannedCache
+from cache_policy.plan import PlannedCache
 from storage.arena import Arena
 from storage.reader import ExpertReader, Ticket
 from storage.span import ExpertSpan
