@@ -1,13 +1,12 @@
-"""A few threads that read experts into slots: completion order, demand before speculation, cancellable until started.
+"""A few threads that read spans into buffers: completion order, demand first, cancellable until started.
 
 Knows spans and buffers, not what a cache wants with them. A failed read travels in its ticket and hurts nobody else.
 """
 
 import mmap
 import threading
-from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from queue import SimpleQueue
 
 from storage.direct_io import (
@@ -21,39 +20,10 @@ from storage.direct_io import (
     pread_full,
 )
 from storage.errors import StorageError
+from storage.read_queue import Priority, ReadQueue, Ticket
 from storage.span import ExpertSpan
 
-
-class State(Enum):
-    """Life of a ticket."""
-
-    WAITING = "waiting"
-    STARTED = "started"
-    DONE = "done"
-    CANCELLED = "cancelled"
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One read on its way. Fields are the consumer's once the ticket came out of its queue."""
-
-    key: int
-    span: ExpertSpan
-    buffer: memoryview
-    done: "SimpleQueue[Ticket]"
-    skip: int = 0  # first payload byte in the buffer
-    error: StorageError | None = None
-    state: State = State.WAITING
-    _finished: threading.Event = field(default_factory=threading.Event)
-
-    def wait(self) -> None:
-        """Return when the read is over and nobody writes to the buffer any more."""
-        self._finished.wait()
-
-    @property
-    def landed(self) -> bool:
-        """Whether the payload is complete in the buffer."""
-        return self.state is State.DONE and self.error is None
+BACKGROUND = 2  # reads in flight, of any kind, below which reads that nobody waits for yet may start
 
 
 @dataclass(slots=True)
@@ -71,20 +41,22 @@ class ExpertReader:
 
     Args:
         n_threads: reads in flight, 4 to 16 per drive.
+        background: reads in flight up to which reads ahead and speculation may start (see `ReadQueue`).
         direct: O_DIRECT where it works (see `storage.direct_io`).
         read: the read call; tests put delays and faults here.
     """
 
-    def __init__(self, n_threads: int = 8, direct: bool = True, read: ReadFn = pread) -> None:
-        if n_threads < 1:
-            raise ValueError(f"expected at least 1 reader thread, got {n_threads}")
+    def __init__(
+        self, n_threads: int = 8, direct: bool = True, read: ReadFn = pread, background: int = BACKGROUND
+    ) -> None:
+        if n_threads < 1 or background < 1:
+            raise ValueError(f"expected at least 1 reader thread and 1 read, got {n_threads} and {background}")
         self.n_threads = n_threads
         self.counters = ReaderCounters()
         self._read = read
         self._files = FileTable(direct)
         self._wake = threading.Condition()
-        self._demand: deque[Ticket] = deque()
-        self._speculative: deque[Ticket] = deque()
+        self._queue = ReadQueue(min(background, n_threads))
         self._closing = False
         self._threads: list[threading.Thread] = []
         for i in range(n_threads):
@@ -96,43 +68,61 @@ class ExpertReader:
         return {str(directory): reason for directory, reason in self._files.fallbacks.items()}
 
     def submit(
-        self, key: int, span: ExpertSpan, buffer: memoryview, done: "SimpleQueue[Ticket]", speculative: bool = False
+        self,
+        key: int,
+        span: ExpertSpan,
+        buffer: memoryview,
+        done: "SimpleQueue[Ticket]",
+        priority: Priority = Priority.DEMAND,
     ) -> Ticket:
         """Queue one read of `span` into `buffer` (page-aligned, as long as the span's aligned window).
 
         The ticket appears in `done` when the read is over, failed or not, unless it was cancelled before it started.
         A consumer that waits in `done.get()` uses no CPU. `ticket.skip` says where the payload starts.
         """
-        ticket = Ticket(key, span, buffer, done)
+        return self.submit_many([(key, span, buffer)], done, priority)[0]
+
+    def submit_many(
+        self,
+        reads: Iterable[tuple[int, ExpertSpan, memoryview]],
+        done: "SimpleQueue[Ticket]",
+        priority: Priority = Priority.DEMAND,
+    ) -> list[Ticket]:
+        """Queue (key, span, buffer) reads in their order, as `submit` does each; return their tickets in that order.
+
+        All are queued before the first starts. Raises RuntimeError when the reader is closed: none is queued.
+        """
+        tickets = [Ticket(key, span, buffer, done, priority) for key, span, buffer in reads]
         with self._wake:
             if self._closing:
                 raise RuntimeError("the reader is closed")
-            (self._speculative if speculative else self._demand).append(ticket)
-            self._wake.notify()
-        return ticket
+            for ticket in tickets:
+                self._queue.put(ticket)
+            self._wake.notify(len(tickets))
+        return tickets
+
+    def promote(self, ticket: Ticket) -> None:
+        """Demand a read that waits with less priority: it moves to the end of the demand queue.
+
+        Does nothing for a ticket that was started, cancelled or demanded already.
+        """
+        with self._wake:
+            if self._queue.promote(ticket):
+                self._wake.notify()
 
     def cancel(self, ticket: Ticket) -> bool:
         """Take back a read that has not started. False: it started, wait for it before its buffer is used again."""
         with self._wake:
-            if ticket.state is State.WAITING:
-                ticket.state = State.CANCELLED
-                for pending in (self._demand, self._speculative):
-                    if ticket in pending:
-                        pending.remove(ticket)
-            return ticket.state is State.CANCELLED
+            return self._queue.cancel(ticket)
 
     def close(self) -> None:
         """Fail what has not started, wait for what has, end the threads, close the files. Idempotent."""
         with self._wake:
             self._closing = True
-            dropped = [*self._demand, *self._speculative]
-            self._demand.clear()
-            self._speculative.clear()
-            for ticket in dropped:
-                ticket.state = State.STARTED
+            dropped = list(self._queue.drain())
             self._wake.notify_all()
         for ticket in dropped:
-            _finish(ticket, StorageError(f"{ticket.span.path}: the reader was closed before this read started"))
+            ticket.finish(StorageError(f"{ticket.span.path}: the reader was closed before this read started"))
         for thread in self._threads:
             thread.join()
         self._files.close()
@@ -154,12 +144,10 @@ class ExpertReader:
         bounce: mmap.mmap | None = None  # of this thread: where the window of one piece lands
         while True:
             with self._wake:
-                while not (self._demand or self._speculative or self._closing):
+                while (ticket := self._queue.take()) is None:
+                    if self._closing:
+                        return
                     self._wake.wait()
-                if not (self._demand or self._speculative):
-                    return
-                ticket = (self._demand or self._speculative).popleft()
-                ticket.state = State.STARTED
             error: StorageError | None = StorageError(f"{ticket.span.path}: a reader thread died while reading it")
             try:
                 bounce = _bounce_for(ticket.span, bounce)
@@ -172,9 +160,10 @@ class ExpertReader:
             finally:
                 # Whatever happened, nobody may wait for this ticket for ever.
                 with self._wake:
+                    self._queue.finished()
                     self.counters.reads += error is None
                     self.counters.failed += error is not None
-                _finish(ticket, error)
+                ticket.finish(error)
 
     def _serve(self, ticket: Ticket, bounce: mmap.mmap | None) -> None:
         span = ticket.span
@@ -219,10 +208,3 @@ def _bounce_for(span: ExpertSpan, bounce: mmap.mmap | None) -> mmap.mmap | None:
         return bounce
     widest = max(aligned_window(*piece)[1] for piece in span.pieces)
     return bounce if bounce is not None and len(bounce) >= widest else aligned_buffer(widest)
-
-
-def _finish(ticket: Ticket, error: StorageError | None) -> None:
-    ticket.error = error
-    ticket.state = State.DONE
-    ticket._finished.set()
-    ticket.done.put(ticket)

@@ -10,7 +10,8 @@ import pytest
 from storage.arena import Arena
 from storage.direct_io import pread
 from storage.errors import StorageError
-from storage.reader import ExpertReader, State
+from storage.read_queue import Priority, State
+from storage.reader import ExpertReader
 from storage.span import ExpertSpan
 
 NBYTES = 9001
@@ -80,7 +81,7 @@ def test_demand_goes_before_speculation_and_what_waits_can_be_cancelled(shard):
     reader = ExpertReader(1, read=gate)
     first = reader.submit(0, one_piece(shard, 0), arena.slot(0), done)
     assert gate.entered.acquire(timeout=10)
-    guess = reader.submit(1, one_piece(shard, 1), arena.slot(1), done, speculative=True)
+    guess = reader.submit(1, one_piece(shard, 1), arena.slot(1), done, Priority.SPECULATION)
     demand = [reader.submit(i, one_piece(shard, i), arena.slot(i), done) for i in (2, 3, 4)]
     assert not reader.cancel(first)
     assert reader.cancel(demand[1])
@@ -93,6 +94,49 @@ def test_demand_goes_before_speculation_and_what_waits_can_be_cancelled(shard):
     assert not reader.cancel(guess)
     reader.close()
     assert done.empty()
+
+
+def test_many_reads_start_in_their_order_and_a_promoted_one_after_what_is_demanded(shard):
+    gate, arena, done = Gate(), Arena(8, NBYTES), SimpleQueue()
+    reader = ExpertReader(1, read=gate)
+    reader.submit(0, one_piece(shard, 0), arena.slot(0), done)
+    assert gate.entered.acquire(timeout=10)
+
+    def reads(*keys):
+        return [(key, one_piece(shard, key), arena.slot(key)) for key in keys]
+
+    guesses = reader.submit_many(reads(1, 2), done, Priority.SPECULATION)
+    (ahead,) = reader.submit_many(reads(3), done, Priority.AHEAD)
+    demand = reader.submit_many(reads(5, 4), done)
+    assert [ticket.key for ticket in demand] == [5, 4]
+    reader.promote(guesses[1])
+    reader.promote(demand[0])  # demanded already: keeps its place
+    assert reader.cancel(guesses[0])
+    reader.promote(guesses[0])
+    assert reader.submit_many([], done) == []
+    gate.opened.set()
+    assert [done.get(timeout=10).key for _ in range(5)] == [0, 5, 4, 2, 3]
+    assert ahead.landed
+    reader.promote(ahead)
+    reader.close()
+    assert done.empty()
+    with pytest.raises(RuntimeError, match="closed"):
+        reader.submit_many(reads(6), done)
+
+
+def test_a_demand_read_always_finds_a_thread_that_speculation_does_not_hold(shard):
+    gate, arena, done = Gate(), Arena(20, NBYTES), SimpleQueue()
+    reader = ExpertReader(4, read=gate, background=2)
+    guesses = [(i, one_piece(shard, i), arena.slot(i)) for i in range(8)]
+    reader.submit_many(guesses, done, Priority.SPECULATION)
+    assert all(gate.entered.acquire(timeout=10) for _ in range(2))
+    assert not gate.entered.acquire(timeout=0.05)  # no third
+    demand = reader.submit_many([(i, one_piece(shard, i), arena.slot(i)) for i in (8, 9)], done)
+    assert all(gate.entered.acquire(timeout=10) for _ in range(2))
+    assert all(ticket.state is State.STARTED for ticket in demand)
+    gate.opened.set()
+    assert sorted(done.get(timeout=10).key for _ in range(10)) == list(range(10))
+    reader.close()
 
 
 def test_a_failure_travels_in_its_ticket_and_the_thread_lives_on(shard):
@@ -147,6 +191,8 @@ def test_close_fails_what_waits_and_ends_the_threads(shard):
         reader.submit(0, one_piece(shard, 0), arena.slot(0), done)
     with pytest.raises(ValueError, match="at least 1"):
         ExpertReader(0)
+    with pytest.raises(ValueError, match="at least 1"):
+        ExpertReader(1, background=0)
 
 
 def test_no_room_for_threads_is_a_sentence_and_leaves_none(monkeypatch):
