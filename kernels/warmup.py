@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernels import activation, attn_res, delta_rule, dense, expert, kda, mla, norm, router
+from kernels import activation, attn_res, delta_rule, dense, expert, kda, mla, norm, quantised, router
 
 _ROWS, _HEADS, _WIDTH = 2, 2, 32
 
@@ -41,7 +41,10 @@ def _activations() -> None:
 
 
 def _dense() -> None:
-    dense.linear(_floats(_ROWS, _WIDTH), _bf16(5, _WIDTH))
+    x, bits = _floats(_ROWS, _WIDTH), _bf16(5, _WIDTH)
+    dense.linear(x, bits)
+    for form in quantised.FORMATS:
+        dense.linear(x, quantised.quantise(bits, form))
 
 
 def _norm_and_mix() -> None:
