@@ -54,9 +54,14 @@ class Ticket:
         self.done.put(self)
 
     @property
+    def over(self) -> bool:
+        """Whether the read has ended, well or not: nobody writes to the buffer any more."""
+        return self.state is State.DONE
+
+    @property
     def landed(self) -> bool:
         """Whether the payload is complete in the buffer."""
-        return self.state is State.DONE and self.error is None
+        return self.over and self.error is None
 
 
 class ReadQueue:

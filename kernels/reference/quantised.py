@@ -38,4 +38,4 @@ def linear(x: np.ndarray, weights: np.ndarray, scales: np.ndarray) -> np.ndarray
     q, x_scale = quantise_activations(x)
     totals = (q @ weights.T).astype(np.float64)
     with np.errstate(over="ignore", under="ignore"):
-        return (totals * np.float64(x_scale)[:, None] * np.float64(scales)).astype(np.float32)
+        return (totals * x_scale.astype(np.float64)[:, None] * scales.astype(np.float64)).astype(np.float32)

@@ -112,7 +112,8 @@ def report(llm: LLM, request: GenerateRequest, output: RequestOutput) -> dict[st
             "context_tokens": llm.context_tokens,
             "slots_per_layer": llm.memory.slots_per_layer,
             "prefill_chunk": llm.engine.prefill_chunk,
-            "trunk": "bf16",
+            "memory": llm.memory.budget_bytes,
+            "trunk": llm.memory.placement.format,
         },
     }
 

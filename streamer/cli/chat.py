@@ -51,8 +51,11 @@ def chat_command(
     show_thinking: bool | None = SHOW_THINKING,
     ctx_size: int | None = opt.CTX_SIZE,
     threads: int | None = opt.THREADS,
+    memory: str = opt.MEMORY,
+    trunk: str = opt.TRUNK,
     slots: int | None = opt.SLOTS,
-    prefill_chunk: int = opt.PREFILL_CHUNK,
+    prefetch: bool = opt.PREFETCH,
+    prefill_chunk: int | None = opt.PREFILL_CHUNK,
     verbose: bool = opt.VERBOSE,
     quiet: bool = opt.QUIET,
 ) -> None:
@@ -63,7 +66,7 @@ def chat_command(
     Ctrl-D leaves; /help lists the commands.
     """
     directories = opt.model_directories(model, model_dir)
-    engine_options = opt.engine_options(ctx_size, threads, slots, prefill_chunk)
+    engine_options = opt.engine_options(memory, trunk, slots, prefetch, ctx_size, prefill_chunk, threads)
     screen = Screen(opt.verbosity(verbose, quiet))
     with screen, Interrupts() as interrupts:
         given = prompt is not None or file is not None

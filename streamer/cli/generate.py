@@ -54,8 +54,11 @@ def generate_command(
     stop: list[str] | None = opt.STOP,
     ctx_size: int | None = opt.CTX_SIZE,
     threads: int | None = opt.THREADS,
+    memory: str = opt.MEMORY,
+    trunk: str = opt.TRUNK,
     slots: int | None = opt.SLOTS,
-    prefill_chunk: int = opt.PREFILL_CHUNK,
+    prefetch: bool = opt.PREFETCH,
+    prefill_chunk: int | None = opt.PREFILL_CHUNK,
     stream: bool = STREAM,
     as_json: bool = opt.JSON,
     logprobs: int | None = LOGPROBS,
@@ -73,7 +76,7 @@ def generate_command(
     if dump_logits is not None and (not dump_logits or dump_logits.endswith("/")):  # a Path would hide either
         raise UsageError(f"--dump-logits: expected a file name, found {dump_logits!r}.")
     directories = opt.model_directories(model, model_dir)
-    engine_options = opt.engine_options(ctx_size, threads, slots, prefill_chunk)
+    engine_options = opt.engine_options(memory, trunk, slots, prefetch, ctx_size, prefill_chunk, threads)
     screen = Screen(opt.verbosity(verbose, quiet))
     with screen, Interrupts() as interrupts:
         source = read_prompt(prompt, file, ids, piped_input())

@@ -11,7 +11,7 @@ import typer
 from streamer.config import bundled
 from streamer.config.errors import UsageError
 from streamer.config.load import requested_threads, set_thread_variables
-from streamer.config.options import DEFAULT_CONTEXT_TOKENS, DEFAULT_PREFILL_CHUNK, EngineOptions
+from streamer.config.options import DEFAULT_CONTEXT_TOKENS, EngineOptions
 
 if TYPE_CHECKING:
     from streamer.apps.sampling import SamplingFlags
@@ -29,9 +29,26 @@ CTX_SIZE = typer.Option(
     help=f"Longest conversation. Default: {DEFAULT_CONTEXT_TOKENS:,}, or less where the model ends before.",
 )
 THREADS = typer.Option(None, "-t", "--threads", metavar="N", help="Threads for computing. Default: physical cores.")
-SLOTS = typer.Option(None, "--slots", metavar="N", help="Experts per layer kept in memory. Default: as many as fit.")
+MEMORY = typer.Option(
+    "auto", "--memory", metavar="SIZE", help="Memory for all of this program: 48GiB, 75% of what there is, or auto."
+)
+TRUNK = typer.Option(
+    "auto",
+    "--trunk",
+    metavar="FORMAT",
+    help="Format of the weights that are not experts: bf16 (exact), int8 or int4 (lossy), or auto: bf16 where it fits.",
+)
+SLOTS = typer.Option(
+    None, "--slots", metavar="N", help="Experts per layer kept in memory. Default: as many as --memory has room for."
+)
+PREFETCH = typer.Option(
+    True, "--prefetch/--no-prefetch", help="Read experts ahead that later layers are predicted to want, or not."
+)
 PREFILL_CHUNK = typer.Option(
-    DEFAULT_PREFILL_CHUNK, "--prefill-chunk", metavar="TOKENS", help="Prompt tokens that go through a layer together."
+    None,
+    "--prefill-chunk",
+    metavar="TOKENS",
+    help="Prompt tokens that go through a layer together. Default: up to 2,048, as --memory has room for.",
 )
 
 # The prompt
@@ -95,13 +112,29 @@ def model_name(directories: list[Path]) -> str:
     return directories[0].resolve().name or str(directories[0])
 
 
-def engine_options(ctx_size: int | None, threads: int | None, slots: int | None, prefill_chunk: int) -> EngineOptions:
+def engine_options(
+    memory: str,
+    trunk: str,
+    slots: int | None,
+    prefetch: bool,
+    ctx_size: int | None,
+    prefill_chunk: int | None,
+    threads: int | None,
+) -> EngineOptions:
     """Return checked options; limit every thread pool to the threads asked for, before a kernel is imported.
 
     Where numba is imported already (tests, embedding) its pool has its size, and it refuses another one.
     """
     threads = threads if threads is not None else requested_threads()
-    options = EngineOptions(slots=slots, context_tokens=ctx_size, prefill_chunk=prefill_chunk, threads=threads)
+    options = EngineOptions(
+        memory=memory,
+        trunk=trunk,
+        slots=slots,
+        prefetch=prefetch,
+        context_tokens=ctx_size,
+        prefill_chunk=prefill_chunk,
+        threads=threads,
+    )
     if threads is not None and "numba" not in sys.modules:
         set_thread_variables(threads)
     return options

@@ -17,10 +17,11 @@ def header(name: str, llm: LLM, params: SamplingParams, seed_drawn: bool, *more:
     from streamer.engine.threads import active_threads
 
     moe, threads = llm.config.moe, active_threads()
+    memory = llm.memory
     parts = [
         name,
-        "trunk bf16",
-        f"{llm.memory.slots_per_layer} of {moe.n_experts} experts per layer in memory (one token needs {moe.top_k})",
+        f"trunk {memory.placement.format}{'' if memory.placement.format == 'bf16' else ' (lossy)'}",
+        f"{memory.slots_per_layer} of {moe.n_experts} experts per layer in memory (one token needs {moe.top_k})",
         f"context {llm.context_tokens:,} tokens",
         sampling(params, seed_drawn),
         *more,
@@ -50,6 +51,8 @@ def summary(n_tokens: int, stats: RunStats, *more: str) -> str:
     if stats.prefill_hit_rate is not None:
         parts.append(f"{stats.prefill_hit_rate:.1%} for the prompt")
     parts.append(f"{stats.bytes_read / GB:.2f} GB read")
+    if stats.useful_bytes or stats.wasted_bytes:
+        parts.append(f"ahead {stats.useful_bytes / GB:.2f} GB right, {stats.wasted_bytes / GB:.2f} GB wrong")
     return " | ".join([*parts, *filter(None, more)])
 
 

@@ -16,6 +16,8 @@ from streamer.model.batch import StepBatch
 from streamer.model.forward import Model
 from streamer.model.state import SequenceState
 
+LOGITS_CHUNK = 64
+
 
 class Cancelled(Exception):  # noqa: N818 - not an error: somebody asked for it
     """The step was cancelled before it committed; its sequences are as they were."""
@@ -118,7 +120,9 @@ class Engine:
                 parts.append((sequence, sequence.tokens[start:]))
             elif not prefilling:
                 prefilling = True
-                parts.append((sequence, sequence.tokens[start : start + self.prefill_chunk]))
+                # logits of every token are wide: a released vocabulary is 0.65 MB a token
+                chunk = min(self.prefill_chunk, LOGITS_CHUNK) if self.on_logits else self.prefill_chunk
+                parts.append((sequence, sequence.tokens[start : start + chunk]))
         return parts
 
     def _tick(self, layer: int) -> None:

@@ -16,13 +16,16 @@ from streamer.config.model import ModelConfig
 from streamer.config.options import DEFAULT_CONTEXT_TOKENS, EngineOptions
 from streamer.config.tensors import VISION_PREFIXES, expert_tensors, trunk_tensors
 from streamer.engine.engine import Engine
+from streamer.engine.limits import memory_limits
 from streamer.engine.memory import MemoryPlan, plan_memory
 from streamer.engine.threads import start_threads
 from streamer.experts.factory import open_experts
+from streamer.experts.placement import TrunkPlacement
 from streamer.experts.trunk import PinnedTrunk
 from streamer.model.forward import Model
 
 READ_THREADS = 8
+LOOKAHEAD = 1  # layers whose routing is predicted while one is computed
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 
@@ -33,6 +36,7 @@ class LoadedModel:
 
     engine: Engine
     checkpoint: Checkpoint
+    reader: ExpertReader
     memory: MemoryPlan
     context_tokens: int
 
@@ -40,6 +44,7 @@ class LoadedModel:
         """Stop the readers, free the arena, close the files. Idempotent."""
         self.engine.closed = True
         self.engine.model.experts.close()
+        self.reader.close()
         self.checkpoint.close()
 
 
@@ -49,25 +54,35 @@ def load_model(directories: Sequence[Path], options: EngineOptions, progress: Pr
     context_tokens = _context(config, options)
     experts = expert_tensors(config)
     checkpoint = Checkpoint.open(directories, trunk_tensors(config), experts, VISION_PREFIXES)
+    reader: ExpertReader | None = None
     try:
-        memory = plan_memory(config, _trunk_bytes(config), experts.expert_bytes, context_tokens, options.slots)
+        memory = plan_memory(config, experts.expert_bytes, context_tokens, options, memory_limits())
+        if memory.placement != TrunkPlacement.all_pinned(config):
+            raise UsageError(
+                f"{memory.budget_source}: {memory.planned_bytes:,} bytes hold {memory.placement.format} weights of "
+                f"{len(memory.placement.pinned_layers)} of {config.n_layers} layers; expected room for all in bf16. "
+                "Streamed and quantised trunks do not run yet: raise --memory."
+            )
         start_threads(options.threads)
         warm_up(_named(progress, "kernels"))
         trunk = PinnedTrunk(checkpoint, config, _named(progress, "trunk"))
+        reader = ExpertReader(READ_THREADS)
         source = open_experts(
             checkpoint.expert_span,
-            config.moe_layers,
             config.moe.n_experts,
             experts.expert_bytes,
-            memory.slots_per_layer,
-            ExpertReader(READ_THREADS),
-            _named(progress, "experts"),
+            memory.slots,
+            reader,
+            lookahead=LOOKAHEAD if options.prefetch else 0,
+            progress=_named(progress, "experts"),
         )
     except BaseException:
+        if reader is not None:
+            reader.close()
         checkpoint.close()
         raise
-    engine = Engine(Model(config, trunk, source), options.prefill_chunk)
-    return LoadedModel(engine, checkpoint, memory, context_tokens)
+    engine = Engine(Model(config, trunk, source), memory.prefill_chunk)
+    return LoadedModel(engine, checkpoint, reader, memory, context_tokens)
 
 
 def _context(config: ModelConfig, options: EngineOptions) -> int:
@@ -75,19 +90,6 @@ def _context(config: ModelConfig, options: EngineOptions) -> int:
     if options.context_tokens is not None and options.context_tokens > limit:
         raise UsageError(f"--ctx-size {options.context_tokens}: this model was made for at most {limit:,} tokens.")
     return options.context_tokens or min(limit, DEFAULT_CONTEXT_TOKENS)
-
-
-def _trunk_bytes(config: ModelConfig) -> int:
-    """What the text trunk takes in memory; embedding rows are read on demand, vision is not loaded."""
-    size = {"BF16": 2, "F32": 4, "U8": 1}
-    total = 0
-    for name, spec in trunk_tensors(config).items():
-        if name.startswith("language_model.") and not name.endswith("embed_tokens.weight"):
-            count = 1
-            for extent in spec.shape:
-                count *= extent
-            total += count * size[spec.dtype]
-    return total
 
 
 def _named(progress: Progress | None, what: str) -> Callable[[int, int], None] | None:

@@ -1,104 +1,245 @@
-"""How many experts fit in memory beside everything else. Knows sizes, not files.
+"""The memory ledger: what a run holds, computed before anything is allocated (design §7). Knows sizes, not files.
 
-The full ledger (`--memory`, cgroups of every kind, prefill scratch) is a later capability; this is the part that keeps
-a run from being killed: what is available here and now, what must be held, and a refusal with the arithmetic.
+Order of spending: the program, one sequence with its context, scratch, then the trunk (a byte of it held saves a byte
+read per token), then one token's experts in every layer, then more experts.
 """
 
-import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
-
+from storage.arena import slot_bytes
 from streamer.config.errors import UsageError
 from streamer.config.model import ModelConfig
+from streamer.config.options import EngineOptions, MemoryRequest
+from streamer.engine.limits import MemoryLimits
+from streamer.experts.placement import (
+    RING_BYTES,
+    TrunkFormat,
+    TrunkPlacement,
+    always_pinned_bytes,
+    pinned_bytes,
+    place_trunk,
+    smallest_ring,
+)
+from streamer.experts.streamed import Slots
 
 GIB = 2**30
-RESERVE_BYTES = 512 * 2**20  # interpreter, compiled kernels, activations of a prefill chunk
+PROGRAM_BYTES = 512 * 2**20  # Python, numba and its compiler while kernels are compiled: 394 MB measured
+AUTO_SHARE = 0.75  # the rest is for page cache, other programs and growth (caching.md §5: the paging cliff)
+RESERVE_SHARE = 0.02  # page tables, allocator slack
+CHUNKS = (2048, 1024, 512, 256, 128, 64, 32, 16)
+CHUNK_SHARE = 0.1  # of the budget, for the scratch of a prefill chunk
 MAX_SEQUENCES = 64
-ARENA_SHARE = 0.75  # of what is left: page cache, other programs and growth need the rest (caching.md §5)
+SEQUENCES_SHARE = 0.02  # of the budget, for the states of further sequences
+STAGING_TOKENS = 2  # staging holds the experts of this many tokens of one layer
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line of the ledger."""
+
+    name: str
+    nbytes: int
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by part, and the slots per layer that they leave room for."""
+    """The ledger of one run. The parts and `unused_bytes` add up to `budget_bytes`."""
 
-    available_bytes: int
-    trunk_bytes: int
-    state_bytes: int
-    expert_bytes: int  # of one expert
-    n_moe_layers: int
-    slots_per_layer: int
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes of all slots."""
-        return self.slots_per_layer * self.n_moe_layers * self.expert_bytes
+    budget_bytes: int
+    budget_source: str
+    parts: tuple[Part, ...]
+    unused_reason: str
+    placement: TrunkPlacement
+    slots: Slots
+    prefill_chunk: int
+    max_sequences: int
 
     @property
-    def max_sequences(self) -> int:
-        """Sequences that may run together in what is left: at least one, at most MAX_SEQUENCES."""
-        room = self.available_bytes - self.trunk_bytes - self.arena_bytes - RESERVE_BYTES
-        return max(1, min(MAX_SEQUENCES, room // self.state_bytes))
+    def planned_bytes(self) -> int:
+        """What all parts take together."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def unused_bytes(self) -> int:
+        """What no part asks for."""
+        return self.budget_bytes - self.planned_bytes
+
+    @property
+    def slots_per_layer(self) -> int:
+        """Experts of a layer that stay in memory; of the poorest layer where they differ."""
+        return min(self.slots.quotas.values())
 
 
-def available_bytes() -> int:
-    """Memory this process may still take: the least of MemAvailable, its cgroup (v2) and its address space limit."""
-    free = psutil.virtual_memory().available
-    limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
-    if limit is not None and used is not None:
-        free = min(free, limit - used)
-    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if address_space != resource.RLIM_INFINITY:
-        free = min(free, address_space - psutil.Process().memory_info().vms)
-    return max(free, 0)
-
-
-def _cgroup_bytes(name: str) -> int | None:
-    """A number of this process's cgroup, None where there is no limit or no cgroup v2."""
-    try:
-        group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
-        text = (Path("/sys/fs/cgroup") / group.lstrip("/") / name).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def state_bytes(config: ModelConfig, context_tokens: int) -> int:
-    """Bytes of one sequence: KDA states (two while a prompt is read), convolution inputs, latents of the context."""
-    kda, mla = config.kda, config.mla
+def kda_state_bytes(config: ModelConfig) -> int:
+    """KDA states and convolution inputs of one sequence, float32 (k3-spec §4)."""
+    kda = config.kda
     recurrent = kda.n_heads * kda.head_dim**2 * 4
     history = 3 * (kda.conv_kernel - 1) * kda.width * 4
-    latents = mla.cache_width * context_tokens * 4
-    return len(config.kda_layers) * (2 * recurrent + 2 * history) + len(config.mla_layers) * latents
+    return len(config.kda_layers) * (recurrent + history)
+
+
+def latent_bytes(config: ModelConfig, context_tokens: int) -> int:
+    """MLA latents of one sequence, float32."""
+    return len(config.mla_layers) * config.mla.cache_width * context_tokens * 4
+
+
+def scratch_bytes(config: ModelConfig, chunk: int) -> int:
+    """Activations of `chunk` tokens on their way through the widest layer."""
+    kda, mla, moe = config.kda, config.mla, config.moe
+    planes = -(-config.n_layers // config.attn_res_block_size) + 1 + 4  # snapshots, running sum, mixes and norms
+    attention = max(12 * kda.width, 2 * mla.n_heads * mla.qk_head_dim + 3 * mla.n_heads * mla.v_head_dim)
+    experts = (moe.top_k + 3) * moe.latent_size + 4 * moe.shared_intermediate_size + 2 * moe.n_experts
+    dense = 3 * config.dense_intermediate_size
+    return chunk * 4 * (planes * config.hidden_size + max(attention, experts, dense)) + 4 * 4 * config.vocab_size
+
+
+def budget_bytes(request: MemoryRequest, limits: MemoryLimits) -> tuple[int, str]:
+    """The budget in bytes, and where it comes from. Raises UsageError where it is more than there is."""
+    total, available = limits.total_bytes, limits.available_bytes
+    if request.nbytes is None and request.share is None:
+        chosen = min(int(total * AUTO_SHARE), int(available * (1 - RESERVE_SHARE)))
+        return chosen, f"{AUTO_SHARE:.0%} of {_gib(total)} on {limits.bound}, or what is free of it"
+    chosen = request.nbytes if request.nbytes is not None else int(total * (request.share or 0))
+    if chosen > available:
+        raise UsageError(
+            f"--memory {request.text}: {_gib(chosen)} are more than the {_gib(available)} that are free of"
+            f" {_gib(total)} on {limits.bound}. Ask for less, or close other programs."
+        )
+    source = f"--memory {request.text}"
+    return chosen, source if request.share is None else f"{source} of {_gib(total)} on {limits.bound}"
 
 
 def plan_memory(
-    config: ModelConfig, trunk_bytes: int, expert_bytes: int, context_tokens: int, slots: int | None
+    config: ModelConfig, expert_bytes: int, context_tokens: int, options: EngineOptions, limits: MemoryLimits
 ) -> MemoryPlan:
-    """Slots per layer: `slots` where given, else the whole pool or as much of it as fits.
+    """The ledger of a run with `options`. Raises UsageError with the arithmetic where the least does not fit."""
+    budget, source = budget_bytes(MemoryRequest.parse(options.memory), limits)
+    chunk = options.prefill_chunk or _chunk(config, budget)
+    sequences = _sequences(config, budget, context_tokens)
+    fixed = tuple(_fixed(config, budget, context_tokens, min(chunk, context_tokens), sequences))
+    room = budget - sum(part.nbytes for part in fixed)
+    slot = slot_bytes(expert_bytes)
+    placement, slots = _spend(config, options, room, slot)
+    trunk = _trunk_part(config, placement)
+    arena = Part("expert slots", slots.total * slot, _slots_detail(config, slots))
+    parts = (*fixed, trunk, arena)
+    plan = MemoryPlan(budget, source, parts, _unused(config, slots, options), placement, slots, chunk, sequences)
+    if plan.unused_bytes < 0:
+        raise UsageError(_refusal(plan))
+    return plan
 
-    Raises UsageError with the arithmetic when the trunk, one sequence and one token's experts do not fit.
-    """
-    moe, n_layers = config.moe, len(config.moe_layers)
-    available = available_bytes()
-    states = state_bytes(config, context_tokens)
-    if slots is not None and slots < moe.top_k:
-        raise UsageError(
-            f"--slots {slots}: one token needs {moe.top_k} experts in each layer; expected at least {moe.top_k}."
-        )
-    row = n_layers * expert_bytes  # one slot in every layer
-    room = available - trunk_bytes - states - RESERVE_BYTES
-    fitting = min(moe.n_experts, int(room * ARENA_SHARE) // row) if room > 0 else 0
-    chosen = min(slots, moe.n_experts) if slots is not None else max(fitting, moe.top_k)
-    if chosen * row > room:
-        raise UsageError(
-            f"Not enough memory: {available / GIB:.2f} GiB are available here, needed are\n"
-            f"  {trunk_bytes / GIB:9.2f} GiB  trunk and head\n"
-            f"  {states / GIB:9.2f} GiB  one sequence of {context_tokens:,} tokens\n"
-            f"  {RESERVE_BYTES / GIB:9.2f} GiB  program, kernels, activations\n"
-            f"  {chosen * row / GIB:9.2f} GiB  {chosen} expert slots in each of {n_layers} layers"
-            f" (one token needs {moe.top_k})\n"
-            "Lower --slots or --ctx-size, or use a machine with more memory."
-        )
-    return MemoryPlan(available, trunk_bytes, states, expert_bytes, n_layers, chosen)
+
+def _chunk(config: ModelConfig, budget: int) -> int:
+    """As many prompt tokens together as a share of the budget has room for: each expert is read once a chunk."""
+    return next((c for c in CHUNKS if scratch_bytes(config, c) <= budget * CHUNK_SHARE), CHUNKS[-1])
+
+
+def _sequences(config: ModelConfig, budget: int, context_tokens: int) -> int:
+    each = kda_state_bytes(config) + latent_bytes(config, context_tokens)
+    return max(1, min(MAX_SEQUENCES, int(budget * SEQUENCES_SHARE) // each))
+
+
+def _fixed(config: ModelConfig, budget: int, context_tokens: int, chunk: int, sequences: int) -> Iterator[Part]:
+    """What every run needs, whatever is left for weights."""
+    tokens = f"{sequences} × {context_tokens:,} tokens" if sequences > 1 else f"{context_tokens:,} tokens"
+    kda = config.kda
+    journal = len(config.kda_layers) * kda.n_heads * (3 * kda.head_dim + 1) * 4
+    yield Part("program", PROGRAM_BYTES, "Python, compiled kernels")
+    yield Part("reserve", int(budget * RESERVE_SHARE), f"{RESERVE_SHARE:.0%} of the budget")
+    yield Part(
+        "KDA states",
+        (sequences + 1) * kda_state_bytes(config) + 2 * sequences * journal,
+        f"{sequences} sequence{'s' if sequences > 1 else ''}, and one copy while a prompt is read",
+    )
+    yield Part("MLA latents", sequences * latent_bytes(config, context_tokens), tokens)
+    yield Part("scratch", scratch_bytes(config, chunk), f"{chunk:,} prompt tokens together")
+
+
+def _spend(config: ModelConfig, options: EngineOptions, room: int, slot: int) -> tuple[TrunkPlacement, Slots]:
+    """Trunk first, then experts. Where nothing fits, the least there can be, for the refusal's arithmetic."""
+    formats: tuple[TrunkFormat, ...] = ("bf16", "int8")
+    if options.trunk != "auto":
+        formats = (options.trunk,)  # type: ignore[assignment]  # checked by EngineOptions
+    n_layers, top_k = len(config.moe_layers), config.moe.top_k
+    wanted = (options.slots or top_k) * n_layers
+    if options.trunk == "auto":
+        whole = pinned_bytes(config, TrunkPlacement.all_pinned(config, "bf16"))
+        formats = ("bf16",) if whole + wanted * slot <= room else ("int8",)
+    least_slots = options.slots * n_layers if options.slots else 0
+    least_slots += min(STAGING_TOKENS * top_k, config.moe.n_experts)
+    placement = _place(config, formats[0], room - least_slots * slot, options.prefetch)
+    total = (room - pinned_bytes(config, placement)) // slot
+    return placement, _share_out(config, total, options)
+
+
+def _place(config: ModelConfig, trunk_format: TrunkFormat, room: int, prefetch: bool) -> TrunkPlacement:
+    least = smallest_ring(config, trunk_format)
+    for ring, routers in [(max(RING_BYTES, least), prefetch), (max(RING_BYTES, least), False), (least, False)]:
+        placement = place_trunk(config, trunk_format, room, ring, routers)
+        if placement is not None:
+            return placement
+    return TrunkPlacement.all_streamed(trunk_format, least)
+
+
+def _share_out(config: ModelConfig, total: int, options: EngineOptions) -> Slots:
+    """Quotas and staging out of `total` slots; what does not divide goes to the last layers, which reuse most."""
+    layers, moe = config.moe_layers, config.moe
+    least = min(STAGING_TOKENS * moe.top_k, moe.n_experts)
+    if options.slots:
+        quotas = dict.fromkeys(layers, min(options.slots, moe.n_experts))
+    elif total >= len(layers) * moe.n_experts:
+        quotas = dict.fromkeys(layers, moe.n_experts)
+    else:
+        each, more = divmod(max(total - least, 0), len(layers))
+        first_richer = len(layers) - more
+        quotas = {layer: each + (index >= first_richer) for index, layer in enumerate(layers)}
+    smallest = min(quotas.values())
+    if smallest >= moe.n_experts:
+        return Slots(quotas)
+    if smallest == 0:
+        quotas = dict.fromkeys(layers, 0)  # fewer than one slot a layer: all of them serve whatever comes
+        least = max(least, total)
+    staging = max(least, 1)
+    demand = max(moe.top_k - smallest, 1)
+    return Slots(quotas, staging, max(staging - demand, 0) if options.prefetch else 0)
+
+
+def _trunk_part(config: ModelConfig, placement: TrunkPlacement) -> Part:
+    nbytes, n_pinned = pinned_bytes(config, placement), len(placement.pinned_layers)
+    if n_pinned == config.n_layers and placement.head_pinned:
+        return Part(f"trunk {placement.format}", nbytes, "all of it held")
+    head = "head held" if placement.head_pinned else "head streamed"
+    vectors = always_pinned_bytes(config, placement.format)
+    detail = f"{n_pinned} of {config.n_layers} layers held, {head}, vectors {_gib(vectors)}"
+    return Part(f"trunk {placement.format}", nbytes, f"{detail}, the rest streams through {_gib(placement.ring_bytes)}")
+
+
+def _slots_detail(config: ModelConfig, slots: Slots) -> str:
+    low, high = min(slots.quotas.values()), max(slots.quotas.values())
+    each = f"{low}" if low == high else f"{low} to {high}"
+    staged = f", {slots.staging} for staging" if slots.staging else ""
+    return f"{each} of {config.moe.n_experts} in each of {len(slots.quotas)} layers{staged}"
+
+
+def _unused(config: ModelConfig, slots: Slots, options: EngineOptions) -> str:
+    if min(slots.quotas.values()) >= config.moe.n_experts:
+        return "every expert is in memory"
+    return f"--slots {options.slots} asks for no more" if options.slots else "less than one expert slot"
+
+
+def _refusal(plan: MemoryPlan) -> str:
+    lines = [f"  {part.nbytes / GIB:9.2f} GiB  {part.name}: {part.detail}" for part in plan.parts]
+    return "\n".join(
+        [
+            f"Not enough memory: the budget is {_gib(plan.budget_bytes)} ({plan.budget_source}); the least needed is",
+            *lines,
+            f"  {plan.planned_bytes / GIB:9.2f} GiB  together",
+            "Raise --memory, or lower --ctx-size, --prefill-chunk or --slots.",
+        ]
+    )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB"

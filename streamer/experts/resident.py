@@ -7,7 +7,8 @@ from queue import SimpleQueue
 import numpy as np
 
 from storage.arena import Arena
-from storage.reader import ExpertReader, Ticket
+from storage.read_queue import Ticket
+from storage.reader import ExpertReader
 from storage.span import ExpertSpan
 from streamer.experts.source import ExpertCounters, ReadyExpert
 
@@ -22,7 +23,7 @@ class ResidentExperts:
         moe_layers: layers that have experts.
         n_experts: experts per layer.
         expert_bytes: payload of one expert.
-        reader: used once and closed.
+        reader: shared; used only here.
         progress: called with (bytes read, bytes in all) after each expert.
 
     Raises:
@@ -45,23 +46,32 @@ class ResidentExperts:
         self._skips = [0] * n_slots
         # Not touched first: every slot is about to be written once, by several threads.
         self._arena = Arena(n_slots, expert_bytes, touch=False)
+        tickets: list[Ticket] = []
         try:
-            self._load(spans, reader, progress)
+            self._load(spans, reader, progress, tickets)
         except BaseException:
-            reader.close()  # no thread may write to the arena any more
+            for ticket in tickets:  # no thread may write to the arena any more
+                if not reader.cancel(ticket):
+                    ticket.wait()
             self._arena.close()
             raise
-        reader.close()
 
     @contextmanager
-    def open(self, layer: int, routing: np.ndarray, prefill: bool) -> Iterator[Iterator[ReadyExpert]]:
-        """Serve the union of `routing`, ascending; see `ExpertSource.open`. Everything is a hit."""
+    def open(self, layer: int, routing: np.ndarray, prefill: bool) -> Iterator[Iterator[list[ReadyExpert]]]:
+        """Serve the union of `routing`, ascending, as one group; see `ExpertSource.open`. Everything is a hit."""
         union = np.unique(routing).tolist()
         if prefill:
             self.counters.prefill_hits += len(union)
         else:
             self.counters.decode_hits += len(union)
-        yield ((expert, self._view(self._first[layer] + expert)) for expert in union)
+        yield iter([[(expert, self._view(self._first[layer] + expert)) for expert in union]] if union else [])
+
+    def ahead(self, layer: int) -> tuple[int, ...]:
+        """No layer: there is nothing to read."""
+        return ()
+
+    def predict(self, layer: int, routing: np.ndarray) -> None:
+        """Nothing: every expert is here."""
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""
@@ -75,7 +85,9 @@ class ResidentExperts:
         spans: Callable[[int, int], ExpertSpan],
         reader: ExpertReader,
         progress: Callable[[int, int], None] | None,
+        tickets: list[Ticket],
     ) -> None:
+        """Read every expert; `tickets` takes the reads that are on their way."""
         jobs = [
             (spans(layer, expert), first + expert)
             for layer, first in self._first.items()
@@ -88,12 +100,13 @@ class ResidentExperts:
         for index in range(len(jobs) + window):
             if index < len(jobs):
                 span, slot = jobs[index]
-                reader.submit(slot, span, self._arena.slot(slot), done)
+                tickets.append(reader.submit(slot, span, self._arena.slot(slot), done))
             if window <= index:
                 ticket = done.get()
+                tickets.remove(ticket)
                 if ticket.error is not None:
                     raise ticket.error
                 self._skips[ticket.key] = ticket.skip
-                self.counters.bytes_read += ticket.span.nbytes
+                self.counters.demand_bytes += ticket.span.nbytes
                 if progress is not None:
-                    progress(self.counters.bytes_read, total_bytes)
+                    progress(self.counters.demand_bytes, total_bytes)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from streamer.experts.weights import HeadWeights, LayerWeights
+from streamer.experts.weights import HeadWeights, LayerWeights, RouterWeights
 
 ReadyExpert = tuple[int, np.ndarray]  # expert id, its bytes uint8[expert_bytes] in canonical order (storage.span)
 
@@ -15,28 +15,50 @@ ReadyExpert = tuple[int, np.ndarray]  # expert id, its bytes uint8[expert_bytes]
 @dataclass(slots=True)
 class ExpertCounters:
     """What the source did so far. A lookup is one distinct expert of one layer in one step, counted against the
-    cache as it stood before the step asked."""
+    cache as it stood before the step asked: a hit was there, a predicted one was brought by speculation."""
 
     prefill_hits: int = 0
     prefill_misses: int = 0
     decode_hits: int = 0
+    decode_predicted: int = 0
     decode_misses: int = 0
-    bytes_read: int = 0
+    demand_bytes: int = 0
+    useful_bytes: int = 0  # read by speculation, and wanted
+    wasted_bytes: int = 0  # read by speculation, and not wanted
     wait_s: float = 0.0  # time the consumer stood still for a read
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of experts read for whatever reason."""
+        return self.demand_bytes + self.useful_bytes + self.wasted_bytes
 
 
 class ExpertSource(Protocol):
-    """Experts of one layer, one after another, in the order in which they become ready."""
+    """Experts of one layer, group after group, in the order in which they become ready."""
 
-    counters: ExpertCounters
+    @property
+    def counters(self) -> ExpertCounters:
+        """Totals since the source was made."""
+        ...
 
-    def open(self, layer: int, routing: np.ndarray, prefill: bool) -> AbstractContextManager[Iterator[ReadyExpert]]:
+    def open(
+        self, layer: int, routing: np.ndarray, prefill: bool
+    ) -> AbstractContextManager[Iterator[list[ReadyExpert]]]:
         """Serve the union of `routing` (int32 [rows, top_k]: expert ids, rows in step order, ranks descending in
-        router weight): every distinct expert exactly once, in any order. Reads of all misses that have a slot are
-        submitted on entry, in file-offset order. The bytes yielded are valid until the next one is asked for.
-        Leaving the context early (cancel, error) abandons what was not read and leaves the cache whole.
-        Raises storage.errors.StorageError with file and offset when a read fails.
+        router weight): every distinct expert exactly once, in any order, in groups of those that are ready together.
+        Reads of all misses that have a slot are submitted on entry, in file-offset order. The bytes of a group are
+        valid until the next one is asked for. Leaving the context early (cancel, error) abandons what was not read
+        and leaves the cache whole. Raises storage.errors.StorageError with file and offset when a read fails.
         """
+        ...
+
+    def ahead(self, layer: int) -> tuple[int, ...]:
+        """Later layers whose routing is worth predicting while `layer` is computed, the nearest first."""
+        ...
+
+    def predict(self, layer: int, routing: np.ndarray) -> None:
+        """Take `routing` (int32 [rows, top_k], as in `open`) as a prediction of what `layer` will ask for next, and
+        read from it what promises to pay, behind every read that is wanted for certain."""
         ...
 
     def close(self) -> None:
@@ -49,6 +71,10 @@ class TrunkSource(Protocol):
 
     def layer(self, layer: int) -> LayerWeights:
         """The layer's weights, valid until the next layer is asked for."""
+        ...
+
+    def router(self, layer: int) -> RouterWeights | None:
+        """The router of a MoE layer, whichever layer is at work; None where it is not held in memory."""
         ...
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:

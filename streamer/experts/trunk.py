@@ -10,7 +10,15 @@ import numpy as np
 from storage.checkpoint import Checkpoint
 from streamer.config.errors import ConfigError
 from streamer.config.model import ModelConfig
-from streamer.experts.weights import HeadWeights, KdaWeights, LayerWeights, MlaWeights, MlpWeights, MoeWeights
+from streamer.experts.weights import (
+    HeadWeights,
+    KdaWeights,
+    LayerWeights,
+    MlaWeights,
+    MlpWeights,
+    MoeWeights,
+    RouterWeights,
+)
 
 PREFIX = "language_model."
 
@@ -44,6 +52,12 @@ class PinnedTrunk:
     def layer(self, layer: int) -> LayerWeights:
         """Weights of a layer (0-based)."""
         return self._layers[layer]
+
+    def router(self, layer: int) -> RouterWeights | None:
+        """The router of a MoE layer."""
+        weights = self._layers[layer]
+        assert isinstance(weights.ffn, MoeWeights)
+        return RouterWeights(weights.mlp_gamma, weights.post_attention_norm, weights.ffn.gate, weights.ffn.bias)
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """Embedding rows as float32 [R, D]."""

@@ -65,6 +65,16 @@ class MoeWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterWeights:
+    """What it takes to ask a layer's router before its turn."""
+
+    mlp_gamma: np.ndarray  # f32 [D]
+    norm: np.ndarray  # f32 [D]
+    gate: np.ndarray  # bf16 [E, D]
+    bias: np.ndarray  # f32 [E]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer without its routed experts."""
 

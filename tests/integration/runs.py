@@ -11,6 +11,7 @@ from storage.reader import ExpertReader
 from streamer.config.load import load_model_config
 from streamer.config.tensors import expert_tensors, trunk_tensors
 from streamer.experts.factory import open_experts
+from streamer.experts.streamed import Slots
 from streamer.experts.trunk import PinnedTrunk
 from streamer.model.batch import StepBatch
 from streamer.model.forward import Model
@@ -20,17 +21,27 @@ from streamer.model.state import SequenceState
 class Run:
     """A model on a checkpoint, with a given number of slots and a given way to read."""
 
-    def __init__(self, directory: Path, slots: int | None = None, read=pread) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        slots: int | None = None,
+        read=pread,
+        staging: int = 0,
+        speculation: int = 0,
+        lookahead: int = 0,
+    ) -> None:
         self.config = load_model_config([directory])
         experts = expert_tensors(self.config)
         self.checkpoint = Checkpoint.open([directory], trunk_tensors(self.config), experts)
+        self.reader = ExpertReader(4, read=read)
+        n_experts = self.config.moe.n_experts
         self.source = open_experts(
             self.checkpoint.expert_span,
-            self.config.moe_layers,
-            self.config.moe.n_experts,
+            n_experts,
             experts.expert_bytes,
-            slots,
-            ExpertReader(4, read=read),
+            Slots(dict.fromkeys(self.config.moe_layers, n_experts if slots is None else slots), staging, speculation),
+            self.reader,
+            lookahead=lookahead,
         )
         self.model = Model(self.config, PinnedTrunk(self.checkpoint, self.config), self.source)
 
@@ -39,6 +50,7 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.source.close()
+        self.reader.close()
         self.checkpoint.close()
 
     def state(self, capacity: int = 512) -> SequenceState:

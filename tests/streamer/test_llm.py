@@ -264,8 +264,10 @@ def test_bad_options_are_sentences(directory: Path) -> None:
         with pytest.raises(UsageError, match="--slots"):
             EngineOptions(slots=bad)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--prefill-chunk"):
-        EngineOptions(prefill_chunk=None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="one token needs 2"):
-        LLM(directory, EngineOptions(slots=1))
+        EngineOptions(prefill_chunk=0)
+    with pytest.raises(UsageError, match="--trunk: expected auto, bf16, int8, int4, found 'fp8'"):
+        EngineOptions(trunk="fp8")
+    with pytest.raises(UsageError, match=r"the budget is 0\.10 GiB"):
+        LLM(directory, EngineOptions(memory="0.1GiB"))
     with pytest.raises(UsageError, match="at most 4,096"):
         LLM(directory, EngineOptions(context_tokens=5000))

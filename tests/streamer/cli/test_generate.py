@@ -170,7 +170,7 @@ def test_logits_file_is_refused_before_the_model_is_loaded(run: Run, model: Path
         (["-p", "a", "-c", "999999"], "--ctx-size"),
         (["-p", "a", "-c", "20", "-n", "20"], "holds 20 tokens"),
         (["-p", "a", "-t", "0"], "--threads"),
-        (["-p", "a", "--slots", "1"], "--slots 1"),
+        (["-p", "a", "--memory", "lots"], "--memory: expected a size such as 48GiB"),
         (["-p", "a", "--prefill-chunk", "0"], "--prefill-chunk"),
         (["-p", "a", "--logprobs", "1"], "Add --json"),
         (["-p", "a", "--json", "--logprobs", "101"], "logprobs"),
@@ -184,7 +184,7 @@ def test_refusals(run: Run, model: Path, arguments: list[str], words: str) -> No
     assert (done.code, done.out) == (2, "")
     assert words in done.err
     assert "Traceback" not in done.err
-    assert "trunk" not in done.err  # refused before the model is loaded
+    assert "trunk bf16" not in done.err  # refused before the model is loaded
 
 
 def test_input_that_is_not_utf8(run: Run, model: Path, tmp_path: Path) -> None:

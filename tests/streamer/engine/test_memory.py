@@ -1,13 +1,12 @@
-"""Slots from what is available, and the refusal with its arithmetic. Released sizes from k3-spec §4, §5."""
-
-import subprocess
-import sys
+"""The ledger at released sizes (k3-spec §4, §5), and the refusal with its arithmetic."""
 
 import pytest
 
 from streamer.config.errors import UsageError
 from streamer.config.model import KdaConfig, MlaConfig, ModelConfig, MoeConfig
+from streamer.config.options import EngineOptions, MemoryRequest
 from streamer.engine import memory
+from streamer.engine.limits import MemoryLimits
 
 K3 = ModelConfig(
     vocab_size=163840,
@@ -30,77 +29,118 @@ K3 = ModelConfig(
     has_vision=False,
 )
 EXPERT_BYTES = 17_547_264
-TRUNK_BYTES = 108_811_877_376 + 2_348_810_240  # layers and head
+SLOT_BYTES = 4285 * 4096  # design §5: a page more than the payload, wherever that starts
+PLENTY = MemoryLimits(4 * 10**12, 4 * 10**12, "this machine")
 
 
-def _available(monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: n_bytes)
+def plan(budget: str, context: int = 8192, **options: object) -> memory.MemoryPlan:
+    return memory.plan_memory(K3, EXPERT_BYTES, context, EngineOptions(memory=budget, **options), PLENTY)  # type: ignore[arg-type]
+
+
+def parts(made: memory.MemoryPlan) -> dict[str, int]:
+    return {part.name: part.nbytes for part in made.parts}
 
 
 def test_state_bytes_are_the_specification_s() -> None:
-    """Two KDA states while a prompt is read, float32 convolution inputs twice, float32 latents."""
-    expected = 2 * 434_110_464 + 2 * 2 * 15_261_696 + 1000 * 55_296
-    assert memory.state_bytes(K3, 1000) == expected
+    """k3-spec §4: 434.1 MB of KDA states; float32 convolution inputs of three streams; float32 latents."""
+    assert memory.kda_state_bytes(K3) == 434_110_464 + 2 * 15_261_696
+    assert memory.latent_bytes(K3, 1000) == 1000 * 55_296
 
 
-def test_slots_are_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    _available(monkeypatch, 200 * 10**9)
-    plan = memory.plan_memory(K3, TRUNK_BYTES, EXPERT_BYTES, 8192, None)
-    room = 200 * 10**9 - TRUNK_BYTES - memory.state_bytes(K3, 8192) - memory.RESERVE_BYTES
-    assert plan.arena_bytes <= 0.75 * room < plan.arena_bytes + 92 * EXPERT_BYTES
-    assert plan.slots_per_layer == 40
+@pytest.mark.parametrize("budget", ["8GiB", "16GiB", "20GiB", "48GiB", "64GB", "100GiB", "192GiB", "2TB"])
+def test_the_parts_never_exceed_the_budget_and_leave_less_than_a_slot(budget: str) -> None:
+    made = plan(budget)
+    assert made.budget_bytes == MemoryRequest.parse(budget).nbytes
+    assert sum(parts(made).values()) + made.unused_bytes == made.budget_bytes
+    assert made.unused_bytes >= 0
+    assert parts(made)["expert slots"] == made.slots.total * SLOT_BYTES
+    if made.slots_per_layer < 896:
+        assert made.unused_bytes < SLOT_BYTES
+        assert made.unused_reason == "less than one expert slot"
+    else:
+        assert made.unused_reason == "every expert is in memory"
 
 
-def test_sequences_share_what_the_arena_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 200 GB the arena takes three quarters of the room; a 8,192-token state is 1.38 GB."""
-    _available(monkeypatch, 200 * 10**9)
-    plan = memory.plan_memory(K3, TRUNK_BYTES, EXPERT_BYTES, 8192, None)
-    rest = 200 * 10**9 - TRUNK_BYTES - plan.arena_bytes - memory.RESERVE_BYTES
-    assert plan.max_sequences == rest // memory.state_bytes(K3, 8192)
-    assert 10 <= plan.max_sequences <= 20
+def test_small_budgets_stream_the_trunk_and_serve_every_layer_from_shared_slots() -> None:
+    made = plan("8GiB", trunk="bf16")
+    assert made.placement.format == "bf16"
+    assert len(made.placement.pinned_layers) <= 2
+    assert made.placement.ring_bytes > 0
+    assert made.slots_per_layer == 0
+    assert made.slots.staging >= 32
+    assert made.slots.staging - made.slots.speculation >= 16  # one token's experts always have a slot
 
 
-def test_whole_pool_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    _available(monkeypatch, 3 * 10**12)
-    assert memory.plan_memory(K3, TRUNK_BYTES, EXPERT_BYTES, 8192, None).slots_per_layer == 896
+def test_the_trunk_comes_before_experts_and_sixteen_slots_before_more() -> None:
+    """design §7: int8 where bf16 does not fit beside 16 slots a layer, bf16 from there on."""
+    assert plan("48GiB").placement.format == "int8"
+    assert len(plan("48GiB").placement.pinned_layers) < 93
+    made = plan("100GiB")
+    assert made.placement.format == "int8"
+    assert len(made.placement.pinned_layers) == 93
+    assert made.slots_per_layer >= 16
+    made = plan("192GiB")
+    assert made.placement.format == "bf16"
+    assert parts(made)["trunk bf16"] == pytest.approx(108_811_877_376 + 2_348_810_240, rel=1e-3)
+    assert made.slots_per_layer >= 16
 
 
-def test_one_token_s_experts_come_before_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    _available(monkeypatch, 140 * 10**9)
-    assert memory.plan_memory(K3, TRUNK_BYTES, EXPERT_BYTES, 8192, None).slots_per_layer == 16
+def test_what_does_not_divide_goes_to_the_last_layers() -> None:
+    made = plan("100GiB")
+    quotas = [made.slots.quotas[layer] for layer in K3.moe_layers]
+    assert quotas == sorted(quotas)
+    assert quotas[-1] - quotas[0] <= 1
+    assert list(made.slots.quotas) == list(K3.moe_layers)
 
 
-@pytest.mark.parametrize(("gb", "slots"), [(100, None), (135, None), (200, 60)])
-def test_what_does_not_fit_is_refused_with_the_arithmetic(
-    monkeypatch: pytest.MonkeyPatch, gb: int, slots: int | None
-) -> None:
-    _available(monkeypatch, gb * 10**9)
+def test_the_prefill_chunk_follows_the_budget() -> None:
+    assert plan("8GiB").prefill_chunk < plan("192GiB").prefill_chunk == 2048
+    assert plan("8GiB", prefill_chunk=77).prefill_chunk == 77
+    for budget in ("8GiB", "48GiB"):
+        assert parts(plan(budget))["scratch"] <= 0.1 * plan(budget).budget_bytes
+
+
+def test_slots_asked_for_are_what_stays() -> None:
+    made = plan("100GiB", slots=3)
+    assert set(made.slots.quotas.values()) == {3}
+    assert made.unused_reason == "--slots 3 asks for no more"
+    assert made.slots.staging - made.slots.speculation >= 13
+    assert plan("100GiB", slots=3, prefetch=False).slots.speculation == 0
+
+
+@pytest.mark.parametrize(("budget", "options"), [("2GiB", {}), ("12GiB", {"slots": 16}), ("100GiB", {"slots": 100})])
+def test_what_does_not_fit_is_refused_with_the_arithmetic(budget: str, options: dict[str, object]) -> None:
     with pytest.raises(UsageError) as refusal:
-        memory.plan_memory(K3, TRUNK_BYTES, EXPERT_BYTES, 8192, slots)
+        plan(budget, **options)
     text = str(refusal.value)
-    assert f"{gb * 10**9 / 2**30:.2f} GiB are available" in text
-    assert f"{TRUNK_BYTES / 2**30:.2f} GiB  trunk" in text
-    assert "one token needs 16" in text
+    assert f"the budget is {MemoryRequest.parse(budget).nbytes / 2**30:.2f} GiB (--memory {budget})" in text  # type: ignore[operator]
+    lines = [float(line.split()[0]) for line in text.splitlines()[1:-1]]
+    assert sum(lines[:-1]) == pytest.approx(lines[-1], abs=0.05)
+    assert lines[-1] > MemoryRequest.parse(budget).nbytes / 2**30  # type: ignore[operator]
 
 
-def test_fewer_slots_than_one_token_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    _available(monkeypatch, 200 * 10**9)
-    with pytest.raises(UsageError, match="one token needs 16 experts"):
-        memory.plan_memory(K3, TRUNK_BYTES, EXPERT_BYTES, 8192, 15)
+def test_a_budget_beyond_what_is_free_is_refused_before_anything_else() -> None:
+    limits = MemoryLimits(64 * 2**30, 20 * 2**30, "the cgroup /box")
+    with pytest.raises(UsageError, match=r"48.00 GiB are more than the 20.00 GiB that are free of 64.00 GiB on the cg"):
+        memory.budget_bytes(MemoryRequest.parse("48GiB"), limits)
+    with pytest.raises(UsageError, match=r"--memory 75%: 48.00 GiB are more"):
+        memory.budget_bytes(MemoryRequest.parse("75%"), limits)
+    assert memory.budget_bytes(MemoryRequest.parse("25%"), limits)[0] == 16 * 2**30
+    chosen, source = memory.budget_bytes(MemoryRequest.parse("auto"), limits)
+    assert chosen == int(20 * 2**30 * 0.98)
+    assert "75% of 64.00 GiB on the cgroup /box" in source
 
 
-def test_available_is_never_more_than_the_host_has() -> None:
-    import psutil
+@pytest.mark.parametrize(
+    ("text", "nbytes", "share"),
+    [("48GiB", 48 * 2**30, None), ("1.5gb", 1_500_000_000, None), ("16G", 2**34, None), ("75%", None, 0.75)],
+)
+def test_sizes(text: str, nbytes: int | None, share: float | None) -> None:
+    request = MemoryRequest.parse(text)
+    assert (request.nbytes, request.share) == (nbytes, share)
 
-    assert 0 < memory.available_bytes() <= psutil.virtual_memory().total
 
-
-def test_address_space_limit_counts() -> None:
-    """What `ulimit -v` leaves, in a process of its own."""
-    code = (
-        "import resource, psutil; used = psutil.Process().memory_info().vms; "
-        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30)); "
-        "from streamer.engine.memory import available_bytes; print(available_bytes())"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 0 < int(run.stdout) < 2**30
+@pytest.mark.parametrize("text", ["", "much", "-1GiB", "0", "120%", "8 GiBs", "8,5GiB", "nan", "inf", "1e9"])
+def test_what_is_no_size_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match="--memory: expected a size such as 48GiB"):
+        EngineOptions(memory=text)

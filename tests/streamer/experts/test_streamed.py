@@ -2,27 +2,30 @@ import os
 import random
 import threading
 import time
+from itertools import chain
 
 import numpy as np
 import pytest
 
 from storage.errors import StorageError
-from storage.reader import ExpertReader, Ticket
+from storage.read_queue import Ticket
+from storage.reader import ExpertReader
 from streamer.experts.factory import open_experts
 from streamer.experts.resident import ResidentExperts
-from streamer.experts.streamed import StreamedExperts
+from streamer.experts.streamed import Slots, StreamedExperts
 
 
-def streamed(pool, slots, direct=True, threads=4, **reader_options):
+def streamed(pool, slots, direct=True, threads=4, staging=0, **reader_options):
     reader = ExpertReader(threads, direct, **reader_options)
-    return StreamedExperts(pool.span, pool.layers, pool.n_experts, pool.expert_bytes, slots, reader, poison=True)
+    shares = Slots(dict.fromkeys(pool.layers, slots), staging)
+    return StreamedExperts(pool.span, pool.n_experts, pool.expert_bytes, shares, reader, poison=True)
 
 
 def serve(pool, source, layer, routing, prefill=False, stop_after=None):
     """Check every expert's bytes; return their ids in the order in which they came."""
     seen = []
     with source.open(layer, routing, prefill) as experts:
-        for expert, view in experts:
+        for expert, view in one_by_one(experts):
             pool.check(layer, expert, view)
             seen.append(expert)
             if len(seen) == stop_after:
@@ -30,11 +33,15 @@ def serve(pool, source, layer, routing, prefill=False, stop_after=None):
     return seen
 
 
+def one_by_one(groups):
+    return chain.from_iterable(groups)
+
+
 def check_residents(pool, source):
     """What the cache says is here has the bytes of the file."""
     for layer in pool.layers:
-        for key in source.cache.resident(layer):
-            pool.check(layer, key - layer * pool.n_experts, source.view(source.cache.slot_of(layer, key)))
+        for key in source.pool.cache.resident(layer):
+            pool.check(layer, key - layer * pool.n_experts, source.pool.view(source.pool.cache.slot_of(layer, key)))
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -67,8 +74,8 @@ def test_hits_come_first_and_counters_add_up(pool):
     assert (counters.prefill_hits, counters.prefill_misses) == (0, 4)
     assert (counters.decode_hits, counters.decode_misses) == (2, 2)
     assert counters.bytes_read == 6 * pool.expert_bytes
-    assert source.reader.counters.reads == 6
-    assert source.reader.counters.nbytes >= counters.bytes_read
+    assert source.pool.reader.counters.reads == 6
+    assert source.pool.reader.counters.nbytes >= counters.bytes_read
     assert counters.wait_s > 0
     source.close()
 
@@ -87,7 +94,7 @@ def test_misses_are_submitted_on_entry_in_file_order(pool):
         while not offsets and time.monotonic() < deadline:
             time.sleep(0.001)
         gate.set()
-        assert [expert for expert, _ in experts] == [2, 4, 7, 11, 19]
+        assert [expert for expert, _ in one_by_one(experts)] == [2, 4, 7, 11, 19]
     source.close()
 
 
@@ -102,7 +109,7 @@ def test_slots_do_not_drain_between_waves(pool):
 
     source = streamed(pool, 3, threads=3, read=read)
     with source.open(1, np.arange(12, dtype=np.int32)[None, ::-1].copy(), False) as experts:
-        for expert, view in experts:
+        for expert, view in one_by_one(experts):
             pool.check(1, expert, view)
             order.append(expert)
             if len(order) == 7:
@@ -162,7 +169,7 @@ def test_leaving_at_once_and_an_error_of_the_consumer_leave_the_cache_whole(pool
     with source.open(1, routing, False):
         pass
     with pytest.raises(ZeroDivisionError), source.open(1, routing, False) as experts:
-        _ = next(experts)[0] / 0
+        _ = next(experts)[0][0] / 0
     assert sorted(serve(pool, source, 1, routing)) == [1, 2, 3, 4, 5, 6]
     with source.open(1, np.empty((0, 3), dtype=np.int32), False) as experts:
         assert list(experts) == []
@@ -203,9 +210,9 @@ def test_experts_are_not_served_after_their_context(pool):
 
 
 def test_the_factory_holds_everything_where_the_slots_do(pool):
-    for slots, kind in [(None, ResidentExperts), (24, ResidentExperts), (23, StreamedExperts)]:
-        reader = ExpertReader(2)
-        source = open_experts(pool.span, pool.layers, pool.n_experts, pool.expert_bytes, slots, reader)
+    for slots, kind in [(24, ResidentExperts), (23, StreamedExperts)]:
+        shares = Slots(dict.fromkeys(pool.layers, slots))
+        source = open_experts(pool.span, pool.n_experts, pool.expert_bytes, shares, ExpertReader(2))
         assert isinstance(source, kind)
         assert serve(pool, source, 5, np.array([[23]], dtype=np.int32)) == [23]
         source.close()
