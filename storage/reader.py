@@ -1,71 +1,104 @@
-"""A few threads that read spans into buffers: completion order, demand first, cancellable until started.
+"""Reads spans into buffers, each drive with threads of its own: completion order, demand first, cancellable.
 
 Knows spans and buffers, not what a cache wants with them. A failed read travels in its ticket and hurts nobody else.
 """
 
-import mmap
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 
-from storage.direct_io import (
-    FileTable,
-    OpenFile,
-    ReadFn,
-    aligned_buffer,
-    aligned_window,
-    drop_cached,
-    pread,
-    pread_full,
-)
+from storage.direct_io import ReadFn, pread
+from storage.drive import Drive, DriveCounters, device_of, mount_point
 from storage.errors import StorageError
-from storage.read_queue import Priority, ReadQueue, Ticket
+from storage.read_queue import Priority, Ticket
 from storage.span import ExpertSpan
 
 BACKGROUND = 2  # reads in flight, of any kind, below which reads that nobody waits for yet may start
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ReaderCounters:
-    """What was read so far. Bytes are as they came from the drive, whole windows included."""
+    """What was read so far, by drive and in all."""
 
-    reads: int = 0  # experts
-    failed: int = 0
-    nbytes: int = 0
-    nbytes_of: dict[str, int] = field(default_factory=dict)  # per file
+    drives: tuple[DriveCounters, ...]
+
+    @property
+    def reads(self) -> int:
+        """Experts that were read."""
+        return sum(drive.reads for drive in self.drives)
+
+    @property
+    def failed(self) -> int:
+        """Experts that could not be read."""
+        return sum(drive.failed for drive in self.drives)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that came from the drives."""
+        return sum(drive.nbytes for drive in self.drives)
 
 
 class ExpertReader:
-    """Reads spans with `n_threads` positional reads in flight.
+    """Reads spans with so many positional reads in flight on each drive.
 
     Args:
-        n_threads: reads in flight, 4 to 16 per drive.
-        background: reads in flight up to which reads ahead and speculation may start (see `ReadQueue`).
+        depth: reads in flight on a drive that `depths` does not name, 4 to 16.
+        background: reads in flight on a drive up to which reads ahead and speculation may start (see `ReadQueue`).
         direct: O_DIRECT where it works (see `storage.direct_io`).
         read: the read call; tests put delays and faults here.
+        files: their drives get their threads now; another drive at its first read.
+        depths: device (see `drive.device_of`) → reads in flight, as measured (see `storage.probe`).
+
+    Raises:
+        StorageError: the system has no room for the threads.
     """
 
     def __init__(
-        self, n_threads: int = 8, direct: bool = True, read: ReadFn = pread, background: int = BACKGROUND
+        self,
+        depth: int = 8,
+        direct: bool = True,
+        read: ReadFn = pread,
+        background: int = BACKGROUND,
+        files: Iterable[Path] = (),
+        depths: Mapping[int, int] | None = None,
     ) -> None:
-        if n_threads < 1 or background < 1:
-            raise ValueError(f"expected at least 1 reader thread and 1 read, got {n_threads} and {background}")
-        self.n_threads = n_threads
-        self.counters = ReaderCounters()
+        self._depths = dict(depths or {})
+        if min(depth, background, *self._depths.values()) < 1:
+            raise ValueError(f"expected at least 1 read in flight, got {depth}, {background} and {self._depths}")
+        self._depth = depth
+        self._background = background
         self._read = read
-        self._files = FileTable(direct)
-        self._wake = threading.Condition()
-        self._queue = ReadQueue(min(background, n_threads))
+        self._direct = direct
+        self._lock = threading.Lock()  # taken before a drive's, never by a reader thread
+        self._drives: dict[int, Drive] = {}
+        self._drive_of: dict[Path, Drive] = {}
         self._closing = False
-        self._threads: list[threading.Thread] = []
-        for i in range(n_threads):
-            self._start(i)
+        try:
+            for path in files:
+                self._drive(path)
+        except StorageError:
+            self.close()
+            raise
+
+    @property
+    def n_threads(self) -> int:
+        """Reads in flight at most, on all drives that are known."""
+        return sum(drive.depth for drive in self._drives.values()) or self._depth
+
+    @property
+    def counters(self) -> ReaderCounters:
+        """What was read until now."""
+        with self._lock:
+            return ReaderCounters(tuple(drive.counters for drive in self._drives.values()))
 
     @property
     def fallbacks(self) -> dict[str, str]:
         """Directories that are read through the page cache although O_DIRECT was asked for, and why. Say it once."""
-        return {str(directory): reason for directory, reason in self._files.fallbacks.items()}
+        with self._lock:
+            found = [drive.fallbacks for drive in self._drives.values()]
+        return {str(directory): reason for fallbacks in found for directory, reason in fallbacks.items()}
 
     def submit(
         self,
@@ -90,121 +123,47 @@ class ExpertReader:
     ) -> list[Ticket]:
         """Queue (key, span, buffer) reads in their order, as `submit` does each; return their tickets in that order.
 
-        All are queued before the first starts. Raises RuntimeError when the reader is closed: none is queued.
+        On each drive all are queued before the first starts. None is queued where this raises: RuntimeError when the
+        reader is closed, StorageError when a drive that was not known has no room for its threads.
         """
         tickets = [Ticket(key, span, buffer, done, priority) for key, span, buffer in reads]
-        with self._wake:
+        with self._lock:
             if self._closing:
                 raise RuntimeError("the reader is closed")
+            of_drive: dict[Drive, list[Ticket]] = {}
             for ticket in tickets:
-                self._queue.put(ticket)
-            self._wake.notify(len(tickets))
+                of_drive.setdefault(self._drive(ticket.span.path), []).append(ticket)
+            for drive, its_tickets in of_drive.items():
+                drive.put(its_tickets)
         return tickets
 
     def promote(self, ticket: Ticket) -> None:
-        """Demand a read that waits with less priority: it moves to the end of the demand queue.
+        """Demand a read that waits with less priority: it moves to the end of its drive's demand queue.
 
         Does nothing for a ticket that was started, cancelled or demanded already.
         """
-        with self._wake:
-            if self._queue.promote(ticket):
-                self._wake.notify()
+        self._drive_of[ticket.span.path].promote(ticket)
 
     def cancel(self, ticket: Ticket) -> bool:
         """Take back a read that has not started. False: it started, wait for it before its buffer is used again."""
-        with self._wake:
-            return self._queue.cancel(ticket)
+        return self._drive_of[ticket.span.path].cancel(ticket)
 
     def close(self) -> None:
         """Fail what has not started, wait for what has, end the threads, close the files. Idempotent."""
-        with self._wake:
+        with self._lock:
             self._closing = True
-            dropped = list(self._queue.drain())
-            self._wake.notify_all()
-        for ticket in dropped:
-            ticket.finish(StorageError(f"{ticket.span.path}: the reader was closed before this read started"))
-        for thread in self._threads:
-            thread.join()
-        self._files.close()
+            drives = list(self._drives.values())
+        for drive in drives:
+            drive.close()
+        for drive in drives:
+            drive.join()
 
-    def _start(self, i: int) -> None:
-        """Start thread `i`; where the system has none left, end those that run."""
-        thread = threading.Thread(target=self._work, name=f"expert-reader-{i}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            self.close()
-            raise StorageError(
-                f"expected {self.n_threads} threads for reading experts, found room for {i}. Raise the limit on memory"
-                " or on processes (ulimit -v, ulimit -u, a container's pids limit)."
-            ) from error
-        self._threads.append(thread)
-
-    def _work(self) -> None:
-        bounce: mmap.mmap | None = None  # of this thread: where the window of one piece lands
-        while True:
-            with self._wake:
-                while (ticket := self._queue.take()) is None:
-                    if self._closing:
-                        return
-                    self._wake.wait()
-            error: StorageError | None = StorageError(f"{ticket.span.path}: a reader thread died while reading it")
-            try:
-                bounce = _bounce_for(ticket.span, bounce)
-                self._serve(ticket, bounce)
-                error = None
-            except StorageError as failure:
-                error = failure
-            except (OSError, ValueError, MemoryError) as failure:
-                error = StorageError(f"{ticket.span.path}: reading at offset {ticket.span.offset} failed: {failure}")
-            finally:
-                # Whatever happened, nobody may wait for this ticket for ever.
-                with self._wake:
-                    self._queue.finished()
-                    self.counters.reads += error is None
-                    self.counters.failed += error is not None
-                ticket.finish(error)
-
-    def _serve(self, ticket: Ticket, bounce: mmap.mmap | None) -> None:
-        span = ticket.span
-        file = self._files.acquire(span.path)
-        try:
-            if len(span.pieces) == 1:
-                ticket.skip = self._read_window(file, *span.pieces[0], ticket.buffer)
-            else:
-                assert bounce is not None
-                self._gather(file, span, ticket.buffer, bounce)
-        finally:
-            self._files.release(span.path)
-
-    def _gather(self, file: OpenFile, span: ExpertSpan, buffer: memoryview, bounce: mmap.mmap) -> None:
-        """Bring scattered pieces into canonical order, each through an aligned window of its own."""
-        if span.nbytes > len(buffer):
-            raise StorageError(f"{file.path}: an expert of {span.nbytes} bytes does not fit a buffer of {len(buffer)}")
-        window = memoryview(bounce)
-        at = 0
-        for offset, nbytes in span.pieces:
-            skip = self._read_window(file, offset, nbytes, window)
-            buffer[at : at + nbytes] = window[skip : skip + nbytes]
-            at += nbytes
-
-    def _read_window(self, file: OpenFile, offset: int, nbytes: int, buffer: memoryview) -> int:
-        """Read a range into the buffer; return where in the buffer it starts."""
-        start, length = aligned_window(offset, nbytes) if file.direct else (offset, nbytes)
-        skip = offset - start
-        if length > len(buffer):
-            raise StorageError(f"{file.path}: a window of {length} bytes does not fit a buffer of {len(buffer)}")
-        got = pread_full(file, buffer[:length], start, skip + nbytes, self._read)
-        drop_cached(file, start, length)
-        with self._wake:
-            self.counters.nbytes += got
-            self.counters.nbytes_of[str(file.path)] = self.counters.nbytes_of.get(str(file.path), 0) + got
-        return skip
-
-
-def _bounce_for(span: ExpertSpan, bounce: mmap.mmap | None) -> mmap.mmap | None:
-    """Return a buffer for the widest window of a scattered span: the one there is, if it is wide enough."""
-    if len(span.pieces) == 1:
-        return bounce
-    widest = max(aligned_window(*piece)[1] for piece in span.pieces)
-    return bounce if bounce is not None and len(bounce) >= widest else aligned_buffer(widest)
+    def _drive(self, path: Path) -> Drive:
+        """Return the drive that holds a file, as it was found when the file was first read."""
+        if path not in self._drive_of:
+            device = device_of(path)
+            if device not in self._drives:
+                depth = self._depths.get(device, self._depth)
+                self._drives[device] = Drive(mount_point(path), depth, self._background, self._direct, self._read)
+            self._drive_of[path] = self._drives[device]
+        return self._drive_of[path]

@@ -66,7 +66,7 @@ def load_model(directories: Sequence[Path], options: EngineOptions, progress: Pr
         start_threads(options.threads)
         warm_up(_named(progress, "kernels"))
         trunk = PinnedTrunk(checkpoint, config, _named(progress, "trunk"))
-        reader = ExpertReader(READ_THREADS)
+        reader = ExpertReader(READ_THREADS, files=checkpoint.files)
         source = open_experts(
             checkpoint.expert_span,
             config.moe.n_experts,

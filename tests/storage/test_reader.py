@@ -72,7 +72,9 @@ def test_every_byte_lands_in_canonical_order(shard, direct, span_of):
         order.append(ticket.key)
     assert sorted(order) == list(range(20))
     assert reader.counters.reads == 20
-    assert reader.counters.nbytes == reader.counters.nbytes_of[str(shard)] >= 20 * NBYTES
+    (drive,) = reader.counters.drives
+    assert os.path.ismount(drive.name)
+    assert reader.counters.nbytes == drive.nbytes >= 20 * NBYTES
     reader.close()
 
 
@@ -186,7 +188,7 @@ def test_close_fails_what_waits_and_ends_the_threads(shard):
     assert waiting.state is State.DONE
     assert "closed before this read started" in str(waiting.error)
     assert {done.get(timeout=10).key, done.get(timeout=10).key} == {0, 1}
-    assert not any(thread.is_alive() for thread in reader._threads)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("expert-reader")]
     with pytest.raises(RuntimeError, match="closed"):
         reader.submit(0, one_piece(shard, 0), arena.slot(0), done)
     with pytest.raises(ValueError, match="at least 1"):
@@ -195,7 +197,7 @@ def test_close_fails_what_waits_and_ends_the_threads(shard):
         ExpertReader(1, background=0)
 
 
-def test_no_room_for_threads_is_a_sentence_and_leaves_none(monkeypatch):
+def test_no_room_for_threads_is_a_sentence_and_leaves_none(shard, monkeypatch):
     before, start = threading.active_count(), threading.Thread.start
 
     def failing(thread):
@@ -205,5 +207,12 @@ def test_no_room_for_threads_is_a_sentence_and_leaves_none(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", failing)
     with pytest.raises(StorageError, match="expected 8 threads for reading experts, found room for 3"):
-        ExpertReader(8)
+        ExpertReader(8, files=[shard])
     assert threading.active_count() == before
+    reader, done = ExpertReader(8), SimpleQueue()
+    with pytest.raises(StorageError, match="found room for 3"):
+        reader.submit(0, one_piece(shard, 0), Arena(1, NBYTES).slot(0), done)
+    assert threading.active_count() == before
+    monkeypatch.undo()
+    assert reader.submit(0, one_piece(shard, 0), Arena(1, NBYTES).slot(0), done) is done.get(timeout=10)
+    reader.close()
