@@ -5,6 +5,7 @@ fails the read. So the first file of a directory is asked for one aligned block.
 through the page cache and reported once (`FileTable.fallbacks`).
 """
 
+import errno
 import mmap
 import os
 import threading
@@ -12,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.errors import StorageError
+from storage.errors import DirectReadRefusedError, StorageError
 
 ALIGNMENT = 4096  # offset, length and memory: a multiple of every logical block size in use
 ReadFn = Callable[[int, memoryview, int], int]  # (fd, buffer, offset) → bytes read; the seam where tests inject faults
 
+_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # how file systems say that they do not read with O_DIRECT
 _MAX_STALLS = 8  # reads in a row without progress before a file that is long enough is given up
 
 
@@ -80,6 +82,7 @@ def pread_full(file: OpenFile, buffer: memoryview, offset: int, need: int, read:
 
     Raises:
         StorageError: the file ends before `need` bytes, or the drive fails; with file, offset, expected and got.
+        DirectReadRefusedError: O_DIRECT worked before and does not now; see `FileTable.distrust`.
     """
     got = stalls = 0
     while got < need:
@@ -88,6 +91,12 @@ def pread_full(file: OpenFile, buffer: memoryview, offset: int, need: int, read:
         except InterruptedError:
             continue
         except OSError as error:
+            if file.direct and error.errno in _REFUSALS:
+                raise DirectReadRefusedError(
+                    f"{file.path}: O_DIRECT worked, and then reading {need} bytes at offset {offset} was refused after "
+                    f"{got}: {error.strerror} (errno {error.errno}). The next read tests the file again and goes "
+                    "through the page cache where it must: ask again"
+                ) from error
             raise StorageError(
                 f"{file.path}: reading {need} bytes at offset {offset} failed after {got}: {error.strerror or error} "
                 f"(errno {error.errno}); check the drive and its file system, then fetch this file again"
@@ -126,6 +135,7 @@ class FileTable:
         self._files: dict[Path, OpenFile] = {}  # least recently used first
         self._users: dict[Path, int] = {}
         self._verdicts: dict[Path, str | None] = {}  # directory → why not direct
+        self._retired: list[OpenFile] = []  # distrusted, but perhaps in use
 
     @property
     def fallbacks(self) -> dict[Path, str]:
@@ -148,13 +158,27 @@ class FileTable:
         """Give a file back."""
         with self._lock:
             self._users[path] -= 1
+            if not self._users[path]:
+                for file in [file for file in self._retired if file.path == path]:
+                    self._retired.remove(file)
+                    _close_quietly(file.fd)
+
+    def distrust(self, path: Path) -> None:
+        """Forget that O_DIRECT works in the directory of `path`: its files are opened and tested anew."""
+        directory = path.resolve().parent
+        with self._lock:
+            self._verdicts.pop(directory, None)
+            for file in [file for file in self._files.values() if file.path.resolve().parent == directory]:
+                del self._files[file.path]
+                self._retired.append(file)
 
     def close(self) -> None:
         """Close every descriptor. Idempotent; nobody may be reading."""
         with self._lock:
-            for file in self._files.values():
+            for file in (*self._files.values(), *self._retired):
                 _close_quietly(file.fd)
             self._files.clear()
+            self._retired.clear()
             self._users.clear()
 
     def _open(self, path: Path) -> OpenFile:

@@ -7,6 +7,10 @@ class StorageError(Exception):
     """A file is missing, short, malformed or unreadable; the text names path, offset, expected and found."""
 
 
+class DirectReadRefusedError(StorageError):
+    """A file system that had served O_DIRECT reads refused one: that file wants to be opened and tested again."""
+
+
 class CheckpointError(StorageError):
     """The files of a checkpoint do not hold what the configuration implies; found before any weight is read.
 

@@ -11,7 +11,7 @@ from storage.direct_io import (
     drop_cached,
     pread_full,
 )
-from storage.errors import StorageError
+from storage.errors import DirectReadRefusedError, StorageError
 from storage.span import ExpertSpan
 
 
@@ -33,6 +33,9 @@ class SpanReader:
             if len(span.pieces) == 1:
                 return self._window(file, *span.pieces[0], buffer)
             return 0, self._gather(file, span, buffer)
+        except DirectReadRefusedError:
+            self._files.distrust(span.path)
+            raise
         finally:
             self._files.release(span.path)
 
