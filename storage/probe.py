@@ -27,6 +27,7 @@ TOLERANCE = 0.03  # what more reads in flight must gain: each of them delays tho
 PROBE_S = 2.0
 
 _MAX_WINDOWS = 4096  # enough not to read one twice in two seconds
+_ROUNDS = 2
 
 Window = tuple[OpenFile, int]  # (file, aligned offset)
 Interval = tuple[float, float]  # when a read began and ended, seconds
@@ -43,6 +44,7 @@ class DriveProbe:
     window_bytes: int
     gb_s: Mapping[int, float]
     depth: int  # reads to keep in flight
+    unix_s: float  # when
     notes: tuple[str, ...] = ()
 
 
@@ -100,7 +102,7 @@ def _probe_drive(paths: Sequence[Path], payload_bytes: int, seconds: float, read
         notes.append(f"{name} could not be measured: {error}")
     finally:
         table.close()
-    return DriveProbe(name, window_bytes, gb_s, choose_depth(gb_s), tuple(notes))
+    return DriveProbe(name, window_bytes, gb_s, choose_depth(gb_s), time.time(), tuple(notes))
 
 
 def _first_hole(file: OpenFile, offset: int) -> int:
@@ -115,16 +117,16 @@ def _windows(files: Sequence[OpenFile], window_bytes: int) -> list[Window]:
         for file in files
         for offset in range(0, os.fstat(file.fd).st_size - window_bytes + 1, window_bytes)
     ]
-    random.Random(0).shuffle(windows)
+    random.shuffle(windows)  # other ones each time: what was read lately may lie in a cache below the drive
     written = (window for window in windows if _first_hole(*window) >= window[1] + window_bytes)
     return list(islice(written, _MAX_WINDOWS))
 
 
 def _sweep(windows: Sequence[Window], window_bytes: int, seconds: float, read: ReadFn) -> dict[int, float]:
-    """Return depth → GB/s; the depths take two turns, up and down, so that a drift of the drive cancels out."""
+    """Return depth → GB/s; the depths take turns, up and down and again, so that a drift of the drive cancels out."""
     arena = Arena(max(DEPTHS), window_bytes)
     endless = cycle(windows)
-    turns = (*DEPTHS, *reversed(DEPTHS))
+    turns = (*DEPTHS, *reversed(DEPTHS)) * _ROUNDS
     slice_s = seconds / len(turns)
     totals = dict.fromkeys(DEPTHS, 0.0)
     try:
@@ -134,7 +136,7 @@ def _sweep(windows: Sequence[Window], window_bytes: int, seconds: float, read: R
             totals[depth] += bytes_within(intervals, window_bytes, begin, begin + slice_s)
     finally:
         arena.close()
-    return {depth: nbytes / (2 * slice_s) / 1e9 for depth, nbytes in totals.items()}
+    return {depth: nbytes / (2 * _ROUNDS * slice_s) / 1e9 for depth, nbytes in totals.items()}
 
 
 def _read_until(deadline: float, depth: int, arena: Arena, windows: Iterator[Window], read: ReadFn) -> list[Interval]:
