@@ -93,7 +93,7 @@ def _probe_drive(paths: Sequence[Path], payload_bytes: int, seconds: float, read
         if sparse:
             text = f"{describe.shards(sparse)} on {name} have holes, which read as zeros and are not measured"
             notes.append(f"{text}. Was all of it written?")
-        windows = _windows(files, window_bytes)
+        windows = written_windows(files, window_bytes)
         if windows:
             gb_s = _sweep(windows, window_bytes, seconds, read)
         else:
@@ -110,7 +110,7 @@ def _first_hole(file: OpenFile, offset: int) -> int:
     return os.lseek(file.fd, offset, os.SEEK_HOLE)
 
 
-def _windows(files: Sequence[OpenFile], window_bytes: int) -> list[Window]:
+def written_windows(files: Sequence[OpenFile], window_bytes: int) -> list[Window]:
     """Return disjoint windows of written bytes in random order."""
     windows = [
         (file, offset)
