@@ -1,7 +1,9 @@
 """One pool of page-aligned slots: mapped once, touched once, never grown."""
 
 import mmap
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -10,7 +12,8 @@ from storage.errors import StorageError
 
 POISON = 0xFF  # as a block scale this byte is NaN: a kernel that reads a freed slot raises its flag
 
-_TOUCH_STEP_BYTES = 1 << 30
+_TOUCH_STEP_BYTES = 1 << 27
+_TOUCH_THREADS = 8  # the kernel clears pages in each, until memory is busy
 
 
 def slot_bytes(payload_bytes: int) -> int:
@@ -21,8 +24,8 @@ def slot_bytes(payload_bytes: int) -> int:
 class Arena:
     """`n_slots` slots, each able to take the aligned window of a payload wherever that starts in its file.
 
-    First touch is slower than a drive (2.3 GB/s with 4 KiB pages, 7.2 GB/s with huge pages), so it happens here and
-    not while experts arrive.
+    First touch can be slower than a drive (2.3 GB/s with 4 KiB pages, 11 GB/s with huge pages, 21 by two threads), so
+    it happens here and not while experts arrive.
 
     Args:
         n_slots: number of slots.
@@ -92,11 +95,25 @@ class Arena:
         return slot * self.slot_bytes
 
     def _touch(self, progress: Callable[[int, int], None] | None) -> None:
-        for first in range(0, self.nbytes, _TOUCH_STEP_BYTES):
-            part = self._bytes[first : first + _TOUCH_STEP_BYTES]
-            part[:: mmap.PAGESIZE] = 0
-            if progress is not None:
-                progress(min(first + _TOUCH_STEP_BYTES, self.nbytes), self.nbytes)
+        firsts = range(0, self.nbytes, _TOUCH_STEP_BYTES)
+        n_threads = min(len(firsts), os.cpu_count() or 1, _TOUCH_THREADS)
+        pool = ThreadPoolExecutor(n_threads)
+        try:
+            try:
+                steps = pool.map(self._touch_step, firsts)
+            except RuntimeError as error:
+                raise StorageError(
+                    f"expected {n_threads} threads for touching memory, found no room. Raise the limit on memory"
+                    " or on processes (ulimit -v, ulimit -u, a container's pids limit)."
+                ) from error
+            for first, _ in zip(firsts, steps, strict=True):
+                if progress is not None:
+                    progress(min(first + _TOUCH_STEP_BYTES, self.nbytes), self.nbytes)
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the rest
+
+    def _touch_step(self, first: int) -> None:
+        self._bytes[first : first + _TOUCH_STEP_BYTES : mmap.PAGESIZE] = 0
 
 
 def _advise_huge_pages(mapping: mmap.mmap) -> None:

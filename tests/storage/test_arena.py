@@ -1,8 +1,12 @@
+import threading
+
 import numpy as np
 import pytest
 
+import storage.arena
 from storage.arena import POISON, Arena, slot_bytes
 from storage.direct_io import ALIGNMENT
+from storage.errors import StorageError
 
 
 def test_a_slot_takes_the_payload_at_any_offset_of_its_window():
@@ -36,6 +40,32 @@ def test_touching_reports_progress():
     arena = Arena(4, 5000, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(arena.nbytes, arena.nbytes)]
     assert arena.nbytes == 4 * arena.slot_bytes
+
+
+def test_many_threads_touch_every_page_and_progress_ascends(monkeypatch):
+    monkeypatch.setattr(storage.arena, "_TOUCH_STEP_BYTES", 3 * ALIGNMENT)
+    touched, seen, step = [], [], Arena._touch_step
+    monkeypatch.setattr(Arena, "_touch_step", lambda arena, first: (touched.append(first), step(arena, first)))
+    arena = Arena(10, 5000, progress=lambda done, total: seen.append((done, total)))
+    assert sorted(touched) == list(range(0, arena.nbytes, 3 * ALIGNMENT))
+    assert seen == [(min(first + 3 * ALIGNMENT, arena.nbytes), arena.nbytes) for first in sorted(touched)]
+
+
+def test_no_room_for_threads_and_an_interrupt_while_touching(monkeypatch):
+    monkeypatch.setattr(storage.arena, "_TOUCH_STEP_BYTES", ALIGNMENT)
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Arena(10, 5000, progress=interrupt)
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(StorageError, match=r"expected \d+ threads for touching memory, found no room"):
+        Arena(10, 5000)
 
 
 def test_what_does_not_exist_is_refused():
