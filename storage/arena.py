@@ -33,6 +33,7 @@ class Arena:
         poison: fill a slot with `POISON` when it is given up; for tests.
         touch: fault the memory in now. False where every slot is read once at start anyway.
         progress: called with (bytes touched, bytes in all).
+        what: what the slots hold, for the error.
 
     Raises:
         StorageError: the memory cannot be mapped.
@@ -45,6 +46,7 @@ class Arena:
         poison: bool = False,
         touch: bool = True,
         progress: Callable[[int, int], None] | None = None,
+        what: str = "expert slots",
     ) -> None:
         self.n_slots = n_slots
         self.payload_bytes = payload_bytes
@@ -55,7 +57,7 @@ class Arena:
             self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise StorageError(
-                f"cannot map {self.nbytes} bytes for {n_slots} expert slots: {error.strerror}; lower the memory budget"
+                f"cannot map {self.nbytes} bytes for {n_slots} {what}: {error.strerror}; lower the memory budget"
             ) from error
         _advise_huge_pages(self._map)
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from storage.blocks import Block
 from storage.errors import StorageError
 from storage.expert_layout import ExpertLayout, name_pattern, part_bytes
 from storage.preflight import PreflightReport, preflight
@@ -115,6 +116,11 @@ class Checkpoint:
             target = flat[start * row_bytes : stop * row_bytes]
             self._fill(entry.shard, entry.offset + int(unique[start]) * row_bytes, target, name)
         return array[inverse]
+
+    def block(self, name: str) -> Block:
+        """Return where a tensor lies. Raises StorageError for an unknown name."""
+        entry = self._entry(name)
+        return Block(self._table.shards[entry.shard].path, entry.offset, entry.nbytes)
 
     def expert_span(self, layer: int, expert: int) -> ExpertSpan:
         """Return where an expert lies: one piece where its tensors are contiguous in canonical order, else six.

@@ -11,7 +11,7 @@ from kernels.warmup import warm_up
 from storage.checkpoint import Checkpoint
 from storage.reader import ExpertReader
 from streamer.config.errors import UsageError
-from streamer.config.load import load_model_config
+from streamer.config.load import cache_directory, load_model_config
 from streamer.config.model import ModelConfig
 from streamer.config.options import DEFAULT_CONTEXT_TOKENS, EngineOptions
 from streamer.config.tensors import VISION_PREFIXES, expert_tensors, trunk_tensors
@@ -20,8 +20,7 @@ from streamer.engine.limits import memory_limits
 from streamer.engine.memory import MemoryPlan, plan_memory
 from streamer.engine.threads import start_threads
 from streamer.experts.factory import open_experts
-from streamer.experts.placement import TrunkPlacement
-from streamer.experts.trunk import PinnedTrunk
+from streamer.experts.trunk import Trunk, open_trunk
 from streamer.model.forward import Model
 
 READ_THREADS = 8
@@ -36,6 +35,7 @@ class LoadedModel:
 
     engine: Engine
     checkpoint: Checkpoint
+    trunk: Trunk
     reader: ExpertReader
     memory: MemoryPlan
     context_tokens: int
@@ -44,6 +44,7 @@ class LoadedModel:
         """Stop the readers, free the arena, close the files. Idempotent."""
         self.engine.closed = True
         self.engine.model.experts.close()
+        self.trunk.close()
         self.reader.close()
         self.checkpoint.close()
 
@@ -55,18 +56,13 @@ def load_model(directories: Sequence[Path], options: EngineOptions, progress: Pr
     experts = expert_tensors(config)
     checkpoint = Checkpoint.open(directories, trunk_tensors(config), experts, VISION_PREFIXES)
     reader: ExpertReader | None = None
+    trunk: Trunk | None = None
     try:
         memory = plan_memory(config, experts.expert_bytes, context_tokens, options, memory_limits())
-        if memory.placement != TrunkPlacement.all_pinned(config):
-            raise UsageError(
-                f"{memory.budget_source}: {memory.planned_bytes:,} bytes hold {memory.placement.format} weights of "
-                f"{len(memory.placement.pinned_layers)} of {config.n_layers} layers; expected room for all in bf16. "
-                "Streamed and quantised trunks do not run yet: raise --memory."
-            )
         start_threads(options.threads)
         warm_up(_named(progress, "kernels"))
-        trunk = PinnedTrunk(checkpoint, config, _named(progress, "trunk"))
         reader = ExpertReader(READ_THREADS, files=checkpoint.files)
+        trunk = open_trunk(checkpoint, config, memory.placement, reader, cache_directory(), progress)
         source = open_experts(
             checkpoint.expert_span,
             config.moe.n_experts,
@@ -77,12 +73,14 @@ def load_model(directories: Sequence[Path], options: EngineOptions, progress: Pr
             progress=_named(progress, "experts"),
         )
     except BaseException:
+        if trunk is not None:
+            trunk.close()
         if reader is not None:
             reader.close()
         checkpoint.close()
         raise
     engine = Engine(Model(config, trunk, source), memory.prefill_chunk)
-    return LoadedModel(engine, checkpoint, reader, memory, context_tokens)
+    return LoadedModel(engine, checkpoint, trunk, reader, memory, context_tokens)
 
 
 def _context(config: ModelConfig, options: EngineOptions) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from kernels.quantised import row_bytes
 from streamer.config.model import ModelConfig
 from streamer.experts.matrices import TrunkMatrix, head_matrix, layer_matrices, trunk_matrices
 
@@ -51,16 +52,11 @@ class TrunkPlacement:
         return layer in self.pinned_layers or (matrix.router and self.pin_routers)
 
 
-def row_bytes(trunk_format: TrunkFormat, columns: int) -> int:
-    """Bytes of one row of a matrix that may be quantised, its float32 scale not counted."""
-    if trunk_format == "bf16":
-        return 2 * columns
-    return columns if trunk_format == "int8" else columns // 2 + -(-columns // 32)
-
-
 def matrix_row_bytes(matrix: TrunkMatrix, trunk_format: TrunkFormat) -> int:
     """Bytes of one row of `matrix` in memory and on the drive, its scale not counted."""
-    return row_bytes("bf16" if matrix.exact else trunk_format, matrix.columns)
+    if matrix.exact or trunk_format == "bf16":
+        return matrix.row_bytes
+    return row_bytes(trunk_format, matrix.columns)
 
 
 def matrix_bytes(matrix: TrunkMatrix, trunk_format: TrunkFormat) -> int:

@@ -1,158 +1,103 @@
-"""The trunk: every weight that is not a routed expert, pinned in memory.
+"""The trunk: every weight that is not a routed expert. What is pinned lies in memory, the rest comes through a ring.
 
-In anonymous memory, never in a mapped file that the kernel may evict (design §7).
+Pinned means anonymous memory, never a mapped file that the kernel may evict (design §7).
 """
 
-from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from storage.block_ring import RingCounters
 from storage.checkpoint import Checkpoint
-from streamer.config.errors import ConfigError
+from storage.reader import ExpertReader
 from streamer.config.model import ModelConfig
-from streamer.experts.weights import (
-    HeadWeights,
-    KdaWeights,
-    LayerWeights,
-    MlaWeights,
-    MlpWeights,
-    MoeWeights,
-    RouterWeights,
-)
-
-PREFIX = "language_model."
+from streamer.config.tensors import TEXT_PREFIX
+from streamer.experts.placement import TrunkPlacement, always_pinned_bytes
+from streamer.experts.quantised_pack import Progress, open_pack
+from streamer.experts.trunk_files import TrunkFiles
+from streamer.experts.trunk_layers import read_head, read_layer, widen
+from streamer.experts.trunk_matrices import TrunkMatrices
+from streamer.experts.weights import HeadWeights, LayerWeights, MoeWeights, RouterWeights
 
 
-class PinnedTrunk:
-    """All layers in memory, as shipped (bf16); embedding rows on demand."""
+class Trunk:
+    """A `TrunkSource`; see `open_trunk`."""
 
     def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, progress: Callable[[int, int], None] | None = None
+        self,
+        checkpoint: Checkpoint,
+        matrices: TrunkMatrices,
+        layers: list[LayerWeights],
+        head: HeadWeights,
+        nbytes: int,
     ) -> None:
-        """Read every layer; `progress(done, total)` is called after each."""
         self._checkpoint = checkpoint
-        self._layers: list[LayerWeights] = []
-        for layer in range(config.n_layers):
-            self._layers.append(_read_layer(checkpoint, config, layer))
-            if progress:
-                progress(layer + 1, config.n_layers)
-        model = f"{PREFIX}model."
-        self._head = HeadWeights(
-            gamma=_gamma(checkpoint, f"{model}output_attn_res"),
-            norm=_vector(checkpoint, f"{model}norm.weight"),
-            lm_head=checkpoint.read(f"{PREFIX}lm_head.weight"),
-        )
+        self._matrices = matrices
+        self._layers = layers
+        self._head = head
+        self.nbytes = nbytes
+        """Bytes held in memory, the ring included; as `placement.pinned_bytes` counts them."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes held in memory."""
-        head = self._head
-        return sum(w.nbytes for w in self._layers) + head.gamma.nbytes + head.norm.nbytes + head.lm_head.nbytes
+    def counters(self) -> RingCounters:
+        """What was streamed so far, and the time spent waiting for it."""
+        return self._matrices.counters
 
     def layer(self, layer: int) -> LayerWeights:
         """Weights of a layer (0-based)."""
         return self._layers[layer]
 
     def router(self, layer: int) -> RouterWeights | None:
-        """The router of a MoE layer."""
+        """The router of a MoE layer, where it is held in memory."""
         weights = self._layers[layer]
-        assert isinstance(weights.ffn, MoeWeights)
+        if not isinstance(weights.ffn, MoeWeights) or not isinstance(weights.ffn.gate, np.ndarray):
+            return None
         return RouterWeights(weights.mlp_gamma, weights.post_attention_norm, weights.ffn.gate, weights.ffn.bias)
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """Embedding rows as float32 [R, D]."""
         distinct, inverse = np.unique(tokens, return_inverse=True)
-        rows = self._checkpoint.read_rows(f"{PREFIX}model.embed_tokens.weight", distinct)
-        return _widen(rows)[inverse]
+        rows = self._checkpoint.read_rows(f"{TEXT_PREFIX}model.embed_tokens.weight", distinct)
+        return widen(rows)[inverse]
 
     def head(self) -> HeadWeights:
         """Final norm and vocabulary projection."""
         return self._head
 
-
-def _widen(bits: np.ndarray) -> np.ndarray:
-    """bf16 bits as float32: a change of representation, exact."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _vector(checkpoint: Checkpoint, name: str) -> np.ndarray:
-    """A vector as float32, whatever it is stored as."""
-    values = checkpoint.read(name)
-    return _widen(values) if values.dtype == np.uint16 else values
+    def close(self) -> None:
+        """Abandon what is read ahead and give the memory back; before the reader is closed. Idempotent."""
+        self._matrices.close()
 
 
-def _gamma(checkpoint: Checkpoint, stem: str) -> np.ndarray:
-    """AttnRes γ float32 [D] of `stem`_norm and `stem`_proj."""
-    return _vector(checkpoint, f"{stem}_norm.weight") * _vector(checkpoint, f"{stem}_proj.weight")[0]
+def open_trunk(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    placement: TrunkPlacement,
+    reader: ExpertReader,
+    cache_directory: Path,
+    progress: Progress | None = None,
+    *,
+    poison: bool = False,
+) -> Trunk:
+    """Pin what `placement` pins and stream the rest through `reader`, which stays the caller's.
 
+    int8 and int4 are read from a pack in `cache_directory`, which is built first where it is missing. Checked before
+    use: sizes, fingerprint, and the sums of what is pinned; rows streamed from a pack are not summed again.
+    `progress` is called with ("trunk pack", bytes, bytes in all) and ("trunk", layers, pinned layers). `poison`
+    overwrites what the ring gives up; for tests.
 
-def _read_layer(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> LayerWeights:
-    at = f"{PREFIX}model.layers.{layer}."
-    read_attention = _read_mla if config.is_mla(layer) else _read_kda
-    ffn: MlpWeights | MoeWeights
-    if config.is_moe(layer):
-        ffn = _read_moe(checkpoint, f"{at}block_sparse_moe.")
-    else:
-        ffn = _read_mlp(checkpoint, f"{at}mlp.")
-    return LayerWeights(
-        input_norm=_vector(checkpoint, f"{at}input_layernorm.weight"),
-        post_attention_norm=_vector(checkpoint, f"{at}post_attention_layernorm.weight"),
-        attention_gamma=_gamma(checkpoint, f"{at}self_attention_res"),
-        mlp_gamma=_gamma(checkpoint, f"{at}mlp_res"),
-        attention=read_attention(checkpoint, config, f"{at}self_attn."),
-        ffn=ffn,
-    )
-
-
-def _read_kda(checkpoint: Checkpoint, config: ModelConfig, at: str) -> KdaWeights:
-    kda = config.kda
-    a_log = checkpoint.read(f"{at}A_log")
-    if np.any(a_log[kda.n_heads :]):
-        # a per-channel reading of a per-head vector is a known way to run a wrong model fluently (k3-spec §10.3)
-        raise ConfigError(
-            f"{at}A_log: expected zeros after the {kda.n_heads} heads, found values. "
-            "This is not the released per-head layout; was the checkpoint converted?"
-        )
-    width, taps = kda.width, kda.conv_kernel
-    return KdaWeights(
-        **{name: checkpoint.read(f"{at}{name}.weight") for name in _KDA_MATRICES},
-        q_conv=checkpoint.read(f"{at}q_conv1d.weight").reshape(width, taps),
-        k_conv=checkpoint.read(f"{at}k_conv1d.weight").reshape(width, taps),
-        v_conv=checkpoint.read(f"{at}v_conv1d.weight").reshape(width, taps),
-        a_log=a_log[: kda.n_heads].copy(),
-        dt_bias=checkpoint.read(f"{at}dt_bias").reshape(kda.n_heads, kda.head_dim),
-        o_norm=_vector(checkpoint, f"{at}o_norm.weight"),
-    )
-
-
-_KDA_MATRICES = ("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "f_a_proj", "f_b_proj", "b_proj")
-
-
-def _read_mla(checkpoint: Checkpoint, config: ModelConfig, at: str) -> MlaWeights:
-    mla = config.mla
-    kv_b = checkpoint.read(f"{at}kv_b_proj.weight")
-    return MlaWeights(
-        q_a_proj=checkpoint.read(f"{at}q_a_proj.weight"),
-        q_a_norm=_vector(checkpoint, f"{at}q_a_layernorm.weight"),
-        q_b_proj=checkpoint.read(f"{at}q_b_proj.weight"),
-        kv_a_proj=checkpoint.read(f"{at}kv_a_proj_with_mqa.weight"),
-        kv_a_norm=_vector(checkpoint, f"{at}kv_a_layernorm.weight"),
-        kv_b_proj=kv_b.reshape(mla.n_heads, mla.qk_nope_head_dim + mla.v_head_dim, mla.kv_lora_rank),
-        g_proj=checkpoint.read(f"{at}g_proj.weight"),
-        o_proj=checkpoint.read(f"{at}o_proj.weight"),
-    )
-
-
-def _read_mlp(checkpoint: Checkpoint, at: str) -> MlpWeights:
-    return MlpWeights(*(checkpoint.read(f"{at}{name}.weight") for name in ("gate_proj", "up_proj", "down_proj")))
-
-
-def _read_moe(checkpoint: Checkpoint, at: str) -> MoeWeights:
-    return MoeWeights(
-        gate=checkpoint.read(f"{at}gate.weight"),
-        bias=checkpoint.read(f"{at}gate.e_score_correction_bias"),
-        down_proj=checkpoint.read(f"{at}routed_expert_down_proj.weight"),
-        up_proj=checkpoint.read(f"{at}routed_expert_up_proj.weight"),
-        norm=_vector(checkpoint, f"{at}routed_expert_norm.weight"),
-        shared=_read_mlp(checkpoint, f"{at}shared_experts."),
-    )
+    Raises StorageError: a read or a sum fails, memory cannot be mapped, the pack cannot be built. ConfigError: A_log.
+    """
+    pack = None
+    if placement.format != "bf16":
+        pack = open_pack(checkpoint, config, placement.format, cache_directory, reader, progress)
+    matrices = TrunkMatrices(TrunkFiles(checkpoint, pack), config, placement, reader, poison)
+    try:
+        matrices.load(None if progress is None else partial(progress, "trunk"))
+        layers = [read_layer(checkpoint, config, layer, matrices.of) for layer in range(config.n_layers)]
+        head = read_head(checkpoint, config, matrices.of)
+    except BaseException:
+        matrices.close()
+        raise
+    return Trunk(checkpoint, matrices, layers, head, matrices.nbytes + always_pinned_bytes(config, placement.format))

@@ -1,26 +1,49 @@
-"""Weights of one layer as the forward pass takes them. bf16 matrices stay uint16 bits, vectors are float32.
+"""Weights of one layer as the forward pass takes them: matrices pinned or streamed, vectors float32 and pinned.
 
 Shapes are [out, in] (k3-spec §2.3). γ = res_norm.weight ⊙ res_proj.weight[0] is folded once at load, in
 float32 (§3.2).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+
+from kernels.quantised import Matrix
+
+
+class StreamedMatrix(Protocol):
+    """A matrix [N, K] that is read when it is used, in blocks of whole rows."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+
+    def blocks(self) -> Iterator[tuple[int, Matrix]]:
+        """Yield (first row, rows) in row order. A block is valid until the next one is asked for.
+
+        Matrices are used in the order of the model: any other is right too, but throws away what was read ahead.
+        Raises StorageError when a read fails.
+        """
+        ...
+
+
+Projection = Matrix | StreamedMatrix  # an array holds bf16 bits, uint16 [N, K]
 
 
 @dataclass(frozen=True, slots=True)
 class KdaWeights:
     """Kimi Delta Attention (§3.3). C = heads · head_dim."""
 
-    q_proj: np.ndarray  # bf16 [C, D]
-    k_proj: np.ndarray  # bf16 [C, D]
-    v_proj: np.ndarray  # bf16 [C, D]
-    g_proj: np.ndarray  # bf16 [C, D]
-    o_proj: np.ndarray  # bf16 [D, C]
-    f_a_proj: np.ndarray  # bf16 [head_dim, D]
-    f_b_proj: np.ndarray  # bf16 [C, head_dim]
-    b_proj: np.ndarray  # bf16 [H, D]
+    q_proj: Projection  # [C, D]
+    k_proj: Projection  # [C, D]
+    v_proj: Projection  # [C, D]
+    g_proj: Projection  # [C, D]
+    o_proj: Projection  # [D, C]
+    f_a_proj: Projection  # [head_dim, D], exact in every format
+    f_b_proj: Projection  # [C, head_dim], exact in every format
+    b_proj: Projection  # [H, D], exact in every format
     q_conv: np.ndarray  # f32 [C, taps]
     k_conv: np.ndarray  # f32 [C, taps]
     v_conv: np.ndarray  # f32 [C, taps]
@@ -33,33 +56,33 @@ class KdaWeights:
 class MlaWeights:
     """Gated latent attention (§3.4)."""
 
-    q_a_proj: np.ndarray  # bf16 [q_rank, D]
+    q_a_proj: Projection  # [q_rank, D]
     q_a_norm: np.ndarray  # f32 [q_rank]
-    q_b_proj: np.ndarray  # bf16 [H · (nope + rope), q_rank]
-    kv_a_proj: np.ndarray  # bf16 [latent + rope, D]
+    q_b_proj: Projection  # [H · (nope + rope), q_rank]
+    kv_a_proj: Projection  # [latent + rope, D]
     kv_a_norm: np.ndarray  # f32 [latent]
-    kv_b_proj: np.ndarray  # bf16 [H, nope + v, latent]
-    g_proj: np.ndarray  # bf16 [H · v, D]
-    o_proj: np.ndarray  # bf16 [D, H · v]
+    kv_b_proj: Projection  # [H · (nope + v), latent], exact in every format, used whole
+    g_proj: Projection  # [H · v, D]
+    o_proj: Projection  # [D, H · v]
 
 
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
     """A gated MLP: the dense layer's, or the fused shared experts."""
 
-    gate_proj: np.ndarray  # bf16 [N, D]
-    up_proj: np.ndarray  # bf16 [N, D]
-    down_proj: np.ndarray  # bf16 [D, N]
+    gate_proj: Projection  # [N, D]
+    up_proj: Projection  # [N, D]
+    down_proj: Projection  # [D, N]
 
 
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
     """Everything of a LatentMoE but its routed experts (§3.5, §3.6)."""
 
-    gate: np.ndarray  # bf16 [E, D]
+    gate: Projection  # [E, D], exact in every format
     bias: np.ndarray  # f32 [E]
-    down_proj: np.ndarray  # bf16 [latent, D]
-    up_proj: np.ndarray  # bf16 [D, latent]
+    down_proj: Projection  # [latent, D]
+    up_proj: Projection  # [D, latent]
     norm: np.ndarray  # f32 [latent]
     shared: MlpWeights
 
@@ -85,11 +108,6 @@ class LayerWeights:
     attention: KdaWeights | MlaWeights
     ffn: MlpWeights | MoeWeights
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes these arrays take in memory."""
-        return sum(array.nbytes for array in _arrays(self))
-
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
@@ -97,13 +115,4 @@ class HeadWeights:
 
     gamma: np.ndarray  # f32 [D]
     norm: np.ndarray  # f32 [D]
-    lm_head: np.ndarray  # bf16 [V, D]
-
-
-def _arrays(weights: object) -> list[np.ndarray]:
-    """Every array of a nested weights dataclass."""
-    found: list[np.ndarray] = []
-    for name in getattr(weights, "__slots__", ()):
-        value = getattr(weights, name)
-        found.extend([value] if isinstance(value, np.ndarray) else _arrays(value))
-    return found
+    lm_head: Projection  # [V, D]

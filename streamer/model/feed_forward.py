@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.activation import situ_glu
-from kernels.dense import linear
 from kernels.expert import ExpertShape, combine, expert_mlp
 from kernels.norm import rms_norm
 from kernels.router import route
 from streamer.config.model import ModelConfig
 from streamer.experts.source import ExpertSource
 from streamer.experts.weights import MlpWeights, MoeWeights
+from streamer.model.projection import project
 from streamer.model.times import PartTimes
 
 # called with (layer, experts int32 [R, k] in rank order, weights float32 [R, k]) once a layer
@@ -37,9 +37,9 @@ class MoeRun:
 
 def mlp(x: np.ndarray, weights: MlpWeights, config: ModelConfig) -> np.ndarray:
     """down · situ(gate x, up x) (k3-spec §3.7): float32 [R, D] to float32 [R, D]."""
-    gate, up = linear(x, weights.gate_proj), linear(x, weights.up_proj)
+    gate, up = project(x, weights.gate_proj), project(x, weights.up_proj)
     situ_glu(gate, up, np.float32(config.situ_beta), np.float32(config.situ_linear_beta), gate)
-    return linear(gate, weights.down_proj)
+    return project(gate, weights.down_proj)
 
 
 def latent_moe(x: np.ndarray, layer: int, weights: MoeWeights, run: MoeRun) -> np.ndarray:
@@ -50,14 +50,14 @@ def latent_moe(x: np.ndarray, layer: int, weights: MoeWeights, run: MoeRun) -> n
     """
     config, moe, times = run.config, run.config.moe, run.times
     with times.router:
-        experts, shares = route(linear(x, weights.gate), weights.bias, moe.top_k, moe.routed_scaling_factor)
+        experts, shares = route(project(x, weights.gate), weights.bias, moe.top_k, moe.routed_scaling_factor)
     if run.observer:
         run.observer(layer, experts, shares)
     shape = ExpertShape(moe.latent_size, moe.intermediate_size)
     outputs = np.empty((x.shape[0], moe.top_k, moe.latent_size), np.float32)
     with run.source.open(layer, experts, run.prefill) as ready:
         with times.shared:
-            z = linear(x, weights.down_proj)
+            z = project(x, weights.down_proj)
             shared = mlp(x, weights.shared, config)
         with times.router:
             run.predict(layer)
@@ -69,4 +69,4 @@ def latent_moe(x: np.ndarray, layer: int, weights: MoeWeights, run: MoeRun) -> n
     with times.shared:
         routed = np.empty((x.shape[0], moe.latent_size), np.float32)
         combine(outputs, shares, routed)
-        return linear(rms_norm(routed, weights.norm, config.rms_norm_eps), weights.up_proj) + shared
+        return project(rms_norm(routed, weights.norm, config.rms_norm_eps), weights.up_proj) + shared

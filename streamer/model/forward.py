@@ -7,7 +7,6 @@ import numpy as np
 
 from kernels.activation import all_finite
 from kernels.attn_res import mix
-from kernels.dense import linear
 from kernels.norm import rms_norm
 from kernels.router import route
 from streamer.config.errors import NumericsError
@@ -17,6 +16,7 @@ from streamer.experts.weights import KdaWeights, LayerWeights, MoeWeights
 from streamer.model.attention import kda_attention, mla_attention
 from streamer.model.batch import StepBatch
 from streamer.model.feed_forward import MoeRun, RoutingObserver, latent_moe, mlp
+from streamer.model.projection import project
 from streamer.model.state import KdaState, MemoryStates, MlaCache, StateStore
 from streamer.model.times import PartTimes
 
@@ -107,7 +107,7 @@ class Model:
             if router is None:
                 return
             m = mix(sources, count, router.mlp_gamma, config.rms_norm_eps)
-            logits = linear(rms_norm(m, router.norm, config.rms_norm_eps), router.gate)
+            logits = project(rms_norm(m, router.norm, config.rms_norm_eps), router.gate)
             moe = config.moe
             self.experts.predict(later, route(logits, router.bias, moe.top_k, moe.routed_scaling_factor)[0])
 
@@ -125,7 +125,7 @@ class Model:
     def _logits(self, batch: StepBatch, sources: np.ndarray, count: int) -> np.ndarray:
         head = self.trunk.head()
         h = mix(np.ascontiguousarray(sources[:, batch.logit_rows]), count, head.gamma, self.config.rms_norm_eps)
-        logits = linear(rms_norm(h, head.norm, self.config.rms_norm_eps), head.lm_head)
+        logits = project(rms_norm(h, head.norm, self.config.rms_norm_eps), head.lm_head)
         if not all_finite(logits):
             raise NumericsError(
                 "lm_head: the logits became NaN or infinite after the last layer. Any token chosen from them would be "

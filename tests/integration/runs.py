@@ -11,8 +11,9 @@ from storage.reader import ExpertReader
 from streamer.config.load import load_model_config
 from streamer.config.tensors import expert_tensors, trunk_tensors
 from streamer.experts.factory import open_experts
+from streamer.experts.placement import TrunkPlacement
 from streamer.experts.streamed import Slots
-from streamer.experts.trunk import PinnedTrunk
+from streamer.experts.trunk import open_trunk
 from streamer.model.batch import StepBatch
 from streamer.model.forward import Model
 from streamer.model.state import SequenceState
@@ -29,11 +30,15 @@ class Run:
         staging: int = 0,
         speculation: int = 0,
         lookahead: int = 0,
+        placement: TrunkPlacement | None = None,
+        cache_directory: Path = Path("/nonexistent"),
     ) -> None:
         self.config = load_model_config([directory])
         experts = expert_tensors(self.config)
         self.checkpoint = Checkpoint.open([directory], trunk_tensors(self.config), experts)
         self.reader = ExpertReader(4, read=read)
+        placement = placement or TrunkPlacement.all_pinned(self.config)
+        self.trunk = open_trunk(self.checkpoint, self.config, placement, self.reader, cache_directory, poison=True)
         n_experts = self.config.moe.n_experts
         self.source = open_experts(
             self.checkpoint.expert_span,
@@ -43,13 +48,14 @@ class Run:
             self.reader,
             lookahead=lookahead,
         )
-        self.model = Model(self.config, PinnedTrunk(self.checkpoint, self.config), self.source)
+        self.model = Model(self.config, self.trunk, self.source)
 
     def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.source.close()
+        self.trunk.close()
         self.reader.close()
         self.checkpoint.close()
 
